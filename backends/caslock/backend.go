@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -32,6 +33,9 @@ type Backend struct {
 	toSweep  []string
 	sweepers int // who sweep
 	history  history
+	hand     tick                 // the store's clock, as far as it is known
+	alone    bool                 // there was no other lease when the last one was opened
+	lapses   *leasekit.Due[lapse] // what is kept, and whose time is counted here; nil: nothing was
 
 	background context.Context // ends with Close
 	stop       context.CancelFunc

@@ -181,7 +181,7 @@ func TestKeeperIsReplaced(t *testing.T) {
 		}
 		r := m.do(Txn{Read: []Range{all("own/", 0), all(leasePrefix, 0), all(deadPrefix, 0), {Key: keeperKey}}})
 		kv, _ := r.Reads[3].one()
-		return len(r.Reads[0].KVs) == 0 && len(r.Reads[1].KVs) == 1 && len(r.Reads[2].KVs) == 0 && decode[keeperInfo](kv).Lease == string(l.ID())
+		return len(r.Reads[0].KVs) == 0 && len(r.Reads[1].KVs) == 2 && len(r.Reads[2].KVs) == 0 && decode[keeperInfo](kv).Lease == string(l.ID())
 	})
 	if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) > 0 {
 		t.Errorf("%+v, %v", st, err)

@@ -53,7 +53,7 @@ func (h *harness) Lighter() bool { return true }
 
 func (h *harness) Limits() backendtest.Limits {
 	const ends = "what it knows of a hold ends with the hold"
-	return backendtest.Limits{MinHold: ends, Detached: ends}
+	return backendtest.Limits{Detached: ends}
 }
 
 func (h *harness) road(b lock.Backend) *road {

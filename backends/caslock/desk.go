@@ -125,7 +125,11 @@ func (o *op) notSent() {
 // serve carries out one batch, and tells whether the desk is empty, and closed.
 func (b *Backend) serve(name lock.Resource, d *desk) (empty bool) {
 	b.deskMu.Lock()
-	n := min(len(d.waiting), batch)
+	n, keys := 0, 0
+	for n < min(len(d.waiting), batch) && (n == 0 || keys+d.waiting[n].writes() <= written) {
+		keys += d.waiting[n].writes()
+		n++
+	}
 	ops := slices.Clone(d.waiting[:n])
 	d.waiting = slices.Delete(d.waiting, 0, n)
 	b.deskMu.Unlock()

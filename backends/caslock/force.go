@@ -46,7 +46,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 func (b *Backend) leaseOf(ctx context.Context, r lock.Resource, id lock.HoldID) (lease string, err error) {
 	err = b.pages(ctx, "force", lineOf(r), func(kvs []KV) error {
 		for _, kv := range kvs {
-			if p := decode[place](kv); p.ID == string(id) {
+			if p := decode[place](kv); p.ID == string(id) && (lease == "" || lease == keptLease) { // who has it before what is kept of it
 				lease = p.Lease
 			}
 		}

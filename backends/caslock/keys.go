@@ -21,6 +21,9 @@ import (
 //	dead/LEASE              a lease that is over, of which something may be left
 //	keeper                  who observes the leases
 //	base                    where fences begin
+//	own/kept/e/NAME 0 ID    what keeps others out also without a lease, see kept.go
+//	due/TIME 0 NAME 0 ID    when that is over, on the clock of the store; TIME 0: nobody has counted it yet
+//	clock                   the clock of the store
 //	record/NAME             a record
 //	end/TIME 0 NAME         when its time is over
 const (
@@ -30,6 +33,8 @@ const (
 	beatPrefix   = "beat/"
 	deadPrefix   = "dead/"
 	recordPrefix = "record/"
+	duePrefix    = "due/"
+	clockKey     = "clock"
 	keeperKey    = "keeper"
 	baseKey      = "base"
 )
@@ -104,6 +109,9 @@ type place struct {
 	granted
 	Since   int64 `json:"since"` // microseconds since the Unix epoch, by the clock of a sidecar; for people
 	Several bool  `json:"several,omitempty"`
+	// Of what is kept, whose lease is keptLease:
+	Had   string `json:"had,omitempty"`   // the lease that has the hold, or had it
+	Until int64  `json:"until,omitempty"` // when it is over, as Since is
 }
 
 // written is the form of a place in the store.
@@ -126,7 +134,8 @@ func (p *place) settle(version int64) {
 type entry struct {
 	Seq int64 `json:"seq"`
 	granted
-	Out bool `json:"out,omitempty"` // somebody has taken the waiter out of the line
+	Out   bool `json:"out,omitempty"`   // somebody has taken the waiter out of the line
+	Lasts bool `json:"lasts,omitempty"` // it has, or had, something that is kept beside it
 }
 
 // granted is the fence of a hold; neither: it waits. A fence contains the revision of the write that

@@ -32,12 +32,18 @@ type lease struct {
 	dues     *leasekit.Due[due] // forced releases whose grace is counted
 
 	mu      sync.Mutex
-	waiting map[lock.HoldID]lock.Resource // those in the queue
-	falls   uint64                        // of the store, that a heartbeat has told
-	beat    int64                         // the version of its beat, as far as it is known
+	waiting map[lock.HoldID]waiting // those in the queue
+	falls   uint64                  // of the store, that a heartbeat has told
+	beat    int64                   // the version of its beat, as far as it is known
 
 	look chan struct{} // has a value when somebody waits,
 	over chan struct{} // and when a lease was ended
+}
+
+// waiting is a request in the queue.
+type waiting struct {
+	name lock.Resource
+	span time.Duration // the lease has to ask again when it was granted, so that others are kept out for so long
 }
 
 var _ leasekit.Driver = (*lease)(nil)
@@ -49,7 +55,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		waiting: make(map[lock.HoldID]lock.Resource), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1),
+		waiting: make(map[lock.HoldID]waiting), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	l.falls = b.fallen()
@@ -58,14 +64,19 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	r, err := b.do(ctx, "open", Txn{
 		If:   []Cond{{Key: leaseKey(l.id)}},
 		Then: []Write{{Key: leaseKey(l.id), Value: info}, {Key: beatKey(l.id), Value: info}},
-		Read: []Range{{Key: keeperKey}},
+		Read: []Range{{Key: keeperKey}, {Key: leaseKey(keptLease)}, {Key: beatKey(keptLease)}, {Key: leasePrefix, End: after(leasePrefix), Count: true}},
 	})
+	if err == nil && len(r.Reads[1].KVs)+len(r.Reads[2].KVs) < 2 {
+		never := encode(leaseInfo{TTL: forEver.Milliseconds()})
+		_, err = b.do(ctx, "open", Txn{Then: []Write{{Key: leaseKey(keptLease), Value: never}, {Key: beatKey(keptLease), Value: never}}})
+	}
 	if err != nil { // where it is there all the same, others see that nobody renews it
 		return nil, b.unavailable("open lease", err)
 	}
 	l.observer.SawKeeper(keeperOf(r.Reads[0]))
 	l.version, l.beat = r.Revision, r.Revision
 	b.mu.Lock()
+	b.alone = r.Reads[3].Count == 1+len(r.Reads[1].KVs)
 	b.leases[l.id] = l
 	b.mu.Unlock()
 	return leasekit.Start(ctx, l, leasekit.Options{ID: lock.LeaseID(l.id), TTL: o.TTL, Clock: b.clock, Opened: opened, Unproven: true}), nil
@@ -81,7 +92,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	}
 	var o *op
 	for {
-		o = &op{kind: opAsk, id: string(q.ID), lease: l.id, try: q.Try, ctx: ctx, place: place{
+		o = &op{kind: opAsk, id: string(q.ID), lease: l.id, try: q.Try, span: q.MinHold, ctx: ctx, place: place{
 			ID: string(q.ID), Lease: l.id, Sidecar: l.sidecar, Mode: q.Mode, Owner: q.Owner, Several: q.Cohort != nil,
 		}}
 		l.b.submit(q.Resource, o)
@@ -99,12 +110,15 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		return leasekit.Answer{}, o.err
 	case o.queued:
 		l.mu.Lock()
-		l.waiting[q.ID] = q.Resource
+		l.waiting[q.ID] = waiting{q.Resource, q.MinHold}
 		l.mu.Unlock()
 		leasekit.Ring(l.look)
 		return leasekit.Answer{}, nil
 	}
 	l.stopWaiting(q.ID)
+	if o.kept > 0 {
+		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, q.MinHold)
+	}
 	return leasekit.Answer{Granted: true, Fence: o.fence()}, nil
 }
 
@@ -147,6 +161,8 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		_, _ = l.b.rebase(ctx, "heartbeat") // what fails, the next one who grants does
 	}
 	l.observer.SawKeeper(keeperOf(answer.Reads[0]))
+	clock, _ := answer.Reads[4].one()
+	l.b.sawClock(clock, false)
 	r.Entries = answer.Reads[1].Count
 	add := func(kvs []KV) error {
 		for _, kv := range kvs {
@@ -174,7 +190,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 	t := Txn{
 		If:   []Cond{{Key: leaseKey(l.id), There: true}, {Key: beatKey(l.id), Version: known}},
 		Then: []Write{{Key: beatKey(l.id), Value: encode(leaseInfo{TTL: l.ttl.Milliseconds(), Sidecar: l.sidecar})}},
-		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page), {Key: beatKey(l.id)}},
+		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page), {Key: beatKey(l.id)}, {Key: clockKey}},
 	}
 	answer, err = l.b.do(ctx, "heartbeat", t)
 	if err == nil && !answer.Done { // a beat has had no answer, or there is one beside this one; or the lease is over
@@ -271,7 +287,10 @@ func (l *lease) changed(kv KV, push func(leasekit.Push)) {
 		name, id := refOf(rest)
 		e := decode[entry](kv)
 		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: e.fence()}
-		if e.Fence > 0 {
+		l.mu.Lock()
+		keeps := l.waiting[p.ID].span > 0
+		l.mu.Unlock()
+		if e.Fence > 0 && !keeps {
 			l.stopWaiting(p.ID)
 		} else {
 			p.Kind = leasekit.Woken

@@ -15,6 +15,9 @@ type op struct {
 	place  place  // opAsk: what is put into the line
 	try    bool
 	grace  time.Duration // opForce
+	span   time.Duration // opAsk: for how long others are kept out at least; 0: as long as the hold lives
+	gen    int64         // opLapse: the generation that is over, or
+	ends   int64         // when it was to be over
 	unsure bool          // opRemove: no copy of an earlier request of the lease may be carried out any more
 
 	ctx  context.Context // when it ends, the request is not sent any more; nil: never
@@ -25,7 +28,8 @@ type op struct {
 	// The result.
 	err error
 	granted
-	queued   bool // opAsk: it waits; opForce: the hold is still there
+	queued   bool  // opAsk: it waits; opForce: the hold is still there
+	kept     int64 // opAsk: the generation of what is kept of it; 0: nothing is
 	found    bool
 	position int
 	status   lock.Status // who is in the way
@@ -40,6 +44,7 @@ const (
 	opForce  // begin a forced release
 	opEnd    // of a hold whose grace is over
 	opSweep  // what a lease that is over has left
+	opLapse  // of what was kept for its time
 	opSettle // look at the resource
 )
 
@@ -47,12 +52,32 @@ const (
 func (k opKind) String() string {
 	return [...]string{
 		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade",
-		opForce: "force", opEnd: "force", opSweep: "sweep", opSettle: "settle",
+		opForce: "force", opEnd: "force", opSweep: "sweep", opLapse: "lapse", opSettle: "settle",
 	}[k]
 }
 
 // own tells whether a lease asks for itself, which must live.
 func (o *op) own() bool { return o.kind <= opDowngrade }
+
+// writes is how many keys a request changes at most, beside those of who is granted something by that, and of the
+// resource and its lease.
+func (o *op) writes() int {
+	switch o.kind {
+	case opAsk:
+		if o.span > 0 {
+			return 5
+		}
+		return 2
+	case opRemove, opEnd, opSweep:
+		return 3
+	case opDowngrade, opLapse:
+		return 4
+	case opSettle:
+		return 0
+	default:
+		return 8
+	}
+}
 
 // key names the hold or waiter that a request is about. Two leases may choose the same id.
 func (o *op) key() string { return memberKey(o.lease, o.id) }

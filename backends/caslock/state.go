@@ -14,8 +14,9 @@ import (
 // member is a hold or a waiter.
 type member struct {
 	place
-	seq int64
-	out bool // it is in no line any more, because somebody has taken it out
+	seq   int64
+	out   bool // it is in no line any more, because somebody has taken it out
+	lasts bool // something is or was kept beside it
 }
 
 type item = queue.Entry[*member]
@@ -37,6 +38,7 @@ type state struct {
 	infos   map[string][]byte  // and what its key has
 	members map[string]*member // that the requests are about, or stand in front
 	forced  map[string]forced  // of those that the requests are about
+	kept    map[string]*kept   // what is kept of these, by id
 	q       queue.Queue[*member]
 	slots   []byte // of permits that are taken, as they were read
 	rest    *item  // stands for the waiters behind those that were read; nil: there are none
@@ -55,7 +57,7 @@ func newState(name lock.Resource, h head, base, now int64, ops []*op) *state {
 	}
 	return &state{
 		name: name, head: h, base: base, number: 1, most: most, now: now, slots: h.Slots,
-		leases: make(map[string]bool), infos: make(map[string][]byte), members: make(map[string]*member), forced: make(map[string]forced),
+		leases: make(map[string]bool), infos: make(map[string][]byte), members: make(map[string]*member), forced: make(map[string]forced), kept: make(map[string]*kept),
 		writes: make(map[string]Write), bumped: make(map[string]bool),
 	}
 }
@@ -70,6 +72,13 @@ func (s *state) fill(front []*member, whole bool) {
 			s.q.PutPermit(&item{ID: lock.HoldID(key), Value: m}, room, m.Slot)
 			setSlot(s.slots, m.Slot, false)
 			others--
+		}
+	}
+	for id, k := range s.kept {
+		others--
+		if s.hadBy(k) == nil {
+			s.q.PutPermit(&item{ID: keptItem(id)}, room, k.Slot)
+			setSlot(s.slots, k.Slot, false)
 		}
 	}
 	if s.head.Mode.Limit() > 0 {
@@ -102,7 +111,7 @@ func (s *state) del(key string)        { s.writes[key] = Write{Key: key, Delete:
 // write writes a hold or waiter whose whole place was read.
 func (s *state) write(m *member) {
 	s.put(lineKey(s.name, m.seq), m.place.written())
-	s.put(entryKey(m.Lease, s.name, m.ID), entry{Seq: m.seq, granted: m.granted})
+	s.put(entryKey(m.Lease, s.name, m.ID), entry{Seq: m.seq, granted: m.granted, Lasts: m.lasts})
 }
 
 // grant makes a waiter, or who has just come, a holder.
@@ -169,7 +178,7 @@ func setSlot(slots []byte, n int, taken bool) {
 // written is the form of the head in the store.
 func (s *state) written() head {
 	h := s.head
-	if h.Holders > 0 && h.Mode.Limit() > 0 {
+	if h.Mode.Limit() > 0 && h.Holders > 0 || h.Mode == lock.Exclusive && h.Holders > 1 {
 		h.Mode = ofTheFirst
 	}
 	h.Slots = s.takenSlots()
@@ -198,6 +207,8 @@ func (s *state) apply(o *op) {
 		}
 	case opSweep:
 		s.remove(o, m)
+	case opLapse:
+		s.lapse(o)
 	case opSettle:
 		s.promote()
 	}
@@ -206,7 +217,7 @@ func (s *state) apply(o *op) {
 func (s *state) ask(o *op, m *member) {
 	room := queue.RoomOf(o.place.Mode)
 	switch {
-	case m != nil && m.out:
+	case m != nil && m.out, m == nil && s.kept[o.id] != nil: // or it was given up, and is kept
 		o.err = lock.ErrNotHolder
 		return
 	case m != nil:
@@ -218,10 +229,10 @@ func (s *state) ask(o *op, m *member) {
 		o.err = lock.ErrHeld
 		return
 	default:
-		m = &member{place: o.place, seq: s.head.Next}
+		m = &member{place: o.place, seq: s.head.Next + 1} // what is kept of it has the place before
 		m.Since = s.now
 		s.members[o.key()] = m
-		s.head.Next++
+		s.head.Next += 2
 		s.head.Waiters++
 		e := &item{ID: lock.HoldID(o.key()), Value: m}
 		s.q.Put(e, room)
@@ -232,6 +243,15 @@ func (s *state) ask(o *op, m *member) {
 		}
 	}
 	o.granted, o.queued = m.granted, !m.held()
+	if _, forcing := s.forced[o.key()]; o.span > 0 && m.held() && !m.lasts && !forcing && s.kept[o.id] == nil {
+		m.place = o.place
+		m.granted, m.Since, m.lasts = o.granted, s.now, true
+		s.write(m)
+		s.keep(m, o.span)
+	}
+	if k := s.keptOf(m); k != nil {
+		o.kept = k.generation()
+	}
 }
 
 func (s *state) withdraw(o *op, m *member) {
@@ -269,7 +289,11 @@ func (s *state) leave(m *member) {
 	} else {
 		s.head.Waiters--
 	}
-	if e := s.q.Find(lock.HoldID(memberKey(m.Lease, m.ID))); e != nil {
+	if e := s.q.Find(lock.HoldID(memberKey(m.Lease, m.ID))); e != nil && m.held() && s.keptOf(m) != nil {
+		s.q.Rename(e, keptItem(m.ID))
+		e.Value = nil
+		return
+	} else if e != nil {
 		s.q.Remove(e)
 	} else if s.rest != nil && s.head.Waiters == s.read() { // it was the last of the rest
 		s.q.Remove(s.rest)
@@ -296,18 +320,33 @@ func (s *state) downgrade(o *op, m *member) {
 		s.q.Downgrade(e)
 		m.Mode, s.head.Mode = lock.Shared, lock.Shared
 		s.write(m)
+		if k := s.keptOf(m); k != nil {
+			k.Mode, k.Of = lock.Shared, k.generation()
+			s.writeKept(k)
+		}
 		s.promote()
 	}
 }
 
 // force begins the end of a hold, or takes a waiter out.
 func (s *state) force(o *op, m *member) {
+	k := s.kept[o.id]
+	if _, there := s.forced[o.key()]; there && o.lease == keptLease { // by an older sidecar
+		s.del(forcedKey(o.lease, s.name, o.id))
+	}
 	switch {
+	case m == nil && k != nil: // nobody has it
+		o.found = true
+		s.forgetKept(k)
 	case m == nil || m.out:
 		o.err = lock.ErrNotHolder
 	case !s.leases[o.lease]: // nobody has taken it out yet
+		if o.found = k != nil; o.found {
+			s.forgetKept(k)
+		} else {
+			o.err = lock.ErrNotHolder
+		}
 		s.remove(o, m)
-		o.err = lock.ErrNotHolder
 	case !m.held(): // when it asks again, it learns of it
 		o.found = true
 		s.put(entryKey(o.lease, s.name, o.id), entry{Out: true})
@@ -315,6 +354,9 @@ func (s *state) force(o *op, m *member) {
 		m.out = true
 	default:
 		o.found = true
+		if k != nil {
+			s.forgetKept(k)
+		}
 		f, there := s.forced[o.key()]
 		if grace := o.grace.Microseconds(); !there || grace < f.Grace { // a longer one changes nothing
 			f.Grace = grace

@@ -86,7 +86,9 @@ func (b *Backend) statuses(ctx context.Context, names []lock.Resource) ([]lock.S
 			lines[i] = append(lines[i], f.KVs...)
 		}
 		for _, kv := range lines[i] {
-			leases[decode[place](kv).Lease] = true
+			if p := decode[place](kv); p.Lease != keptLease {
+				leases[p.Lease] = true
+			}
 		}
 	}
 	if err := b.living(ctx, leases); err != nil {
@@ -99,17 +101,16 @@ func (b *Backend) statuses(ctx context.Context, names []lock.Resource) ([]lock.S
 	found := make([]lock.Status, len(names))
 	for i, n := range names {
 		found[i].Resource = n
+		var holders []place
 		for _, kv := range lines[i] {
-			p := decode[place](kv)
-			h := b.holding(p, revoked[forcedKey(p.Lease, n, p.ID)])
-			switch {
-			case !leases[p.Lease]:
+			switch p := decode[place](kv); {
 			case p.Fence > 0:
-				found[i].Holders = append(found[i].Holders, h)
-			default:
-				found[i].Waiters = append(found[i].Waiters, h)
+				holders = append(holders, p)
+			case leases[p.Lease]:
+				found[i].Waiters = append(found[i].Waiters, b.holding(p, revoked[forcedKey(p.Lease, n, p.ID)]))
 			}
 		}
+		found[i].Holders = b.holders(n, holders, leases, revoked)
 	}
 	return found, nil
 }

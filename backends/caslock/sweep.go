@@ -141,14 +141,16 @@ func (b *Backend) sweepAlone(ctx context.Context, id string, kvs []KV) (left []K
 func (b *Backend) sweepAhead(ctx context.Context, st lock.Status) bool {
 	leases := make(map[string]bool)
 	for _, h := range st.Holders {
-		leases[string(h.Lease)] = true
+		if h.Kept == 0 {
+			leases[string(h.Lease)] = true
+		}
 	}
 	if len(leases) == 0 || b.living(ctx, leases) != nil {
 		return false
 	}
 	var ops []*op
 	for _, h := range st.Holders {
-		if !leases[string(h.Lease)] {
+		if h.Kept == 0 && !leases[string(h.Lease)] {
 			ops = append(ops, &op{kind: opSweep, id: string(h.ID), lease: string(h.Lease)})
 		}
 	}

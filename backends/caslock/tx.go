@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// batch is how many requests one transaction carries out. Each may write four keys.
-	batch = 24
+	// batch is how many requests one transaction carries out, and written how many keys they may write.
+	batch, written = 24, 96
 	// brief is how many holders a refused request is told of.
 	brief = 8
 	// crowded is how often a transaction is overtaken before it waits a moment.
@@ -37,7 +37,7 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 			continue
 		}
 		for _, o := range ops {
-			o.err, o.found, o.queued, o.granted = nil, false, false, granted{}
+			o.err, o.found, o.queued, o.granted, o.kept = nil, false, false, granted{}, 0
 			s.apply(o)
 		}
 		t := s.txn(conds)
@@ -54,6 +54,9 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 			}
 			for _, o := range ops {
 				o.settle(r.Revision)
+				if k := s.kept[o.id]; k != nil && o.kept == 0 {
+					o.kept = r.Revision
+				}
 			}
 			return s, nil
 		}
@@ -106,7 +109,7 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 	}
 	for _, o := range ops {
 		if o.id != "" {
-			t.Read = append(t.Read, Range{Key: entryKey(o.lease, name, o.id)}, Range{Key: forcedKey(o.lease, name, o.id)})
+			t.Read = append(t.Read, Range{Key: entryKey(o.lease, name, o.id)}, Range{Key: forcedKey(o.lease, name, o.id)}, Range{Key: keptKey(name, o.id)})
 		}
 	}
 	r, err := b.do(ctx, command, t)
@@ -145,14 +148,18 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 		if o.id == "" {
 			continue
 		}
-		if kv, has := reads[0].one(); has {
+		if kv, has := reads[0].one(); has && o.lease != keptLease {
 			e := decode[entry](kv)
-			s.members[o.key()] = &member{place: place{ID: o.id, Lease: o.lease, Mode: s.head.Mode, granted: e.granted}, seq: e.Seq, out: e.Out}
+			s.members[o.key()] = &member{place: place{ID: o.id, Lease: o.lease, Mode: s.head.Mode, granted: e.granted}, seq: e.Seq, out: e.Out, lasts: e.Lasts}
 		}
 		if kv, has := reads[1].one(); has {
 			s.forced[o.key()] = decode[forced](kv)
 		}
-		reads = reads[2:]
+		if kv, has := reads[2].one(); has && s.kept[o.id] == nil { // others count its time, which the head does not tell
+			s.kept[o.id] = keptOf(kv)
+			conds = append(conds, Cond{Key: kv.Key, Version: kv.Version})
+		}
+		reads = reads[3:]
 	}
 	line := line{whole: len(r.Reads[2].KVs) < start}
 	for _, kv := range r.Reads[2].KVs {
@@ -191,7 +198,13 @@ func (l *line) add(s *state, m *member) {
 }
 
 // window is how many waiters a transaction may grant to, beside what its requests write.
-func window(ops []*op) int { return (MaxParts - 8 - 4*len(ops)) / 2 }
+func window(ops []*op) int {
+	n := MaxParts - 8
+	for _, o := range ops {
+		n -= o.writes()
+	}
+	return n / 2
+}
 
 // startOf is how much of the line is read with the first trip.
 func startOf(ops []*op) (n int) {
@@ -251,9 +264,14 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 		}
 	}
 	st := lock.Status{Resource: s.name}
+	var places []place
 	for _, m := range l.holders[:min(len(l.holders), brief)] {
-		st.Holders = append(st.Holders, b.holding(m.place, false))
+		places = append(places, m.place)
 	}
+	if n := len(places); n > 1 && n == brief && places[n-1].Lease == keptLease { // who has it may come next
+		places = places[:n-1]
+	}
+	st.Holders = b.holders(s.name, places, nil, nil)
 	for _, o := range ops {
 		o.status = st
 	}

@@ -76,7 +76,9 @@ func (l *lease) Round(ctx context.Context, seen leasekit.KeeperRound, saw func(l
 	}
 	return k, l.b.pages(ctx, "observe", beatPrefix, func(kvs []KV) error {
 		for _, kv := range kvs {
-			saw(beatOf(kv))
+			if kv.Key != beatKey(keptLease) {
+				saw(beatOf(kv))
+			}
 		}
 		return nil
 	})
@@ -98,6 +100,12 @@ func (l *lease) End(ctx context.Context, b leasekit.Beat) error {
 // resign has another lease be the keeper at once.
 func (l *lease) resign(ctx context.Context) {
 	if k, keeps := l.observer.Keeps(); keeps { // what fails ends with the TTL
+		for more := true; more && ctx.Err() == nil; { // who comes next may come in an hour
+			var err error
+			if more, err = l.b.endDue(ctx); err != nil {
+				break
+			}
+		}
 		_, _ = l.b.do(ctx, "keeper", Txn{If: []Cond{{Key: keeperKey, Version: k.Round}}, Then: []Write{{Key: keeperKey, Delete: true}}})
 	}
 }
@@ -116,8 +124,10 @@ func (l *lease) chores(ctx context.Context) {
 			}
 			return nil
 		})
-		if more, err := l.b.reapRecords(ctx); err == nil && more { // or they would come faster than they go
-			pause = leastRound
+		for _, reap := range []func(context.Context) (bool, error){l.b.endDue, l.b.reapRecords} {
+			if more, err := reap(ctx); err == nil && more { // or they would come faster than they go
+				pause = leastRound
+			}
 		}
 	}
 }
@@ -153,8 +163,8 @@ func (l *lease) looks(ctx context.Context) {
 func (l *lease) lookAround(ctx context.Context) (pause time.Duration, waits bool) {
 	l.mu.Lock()
 	names := make([]lock.Resource, 0, len(l.waiting))
-	for _, name := range l.waiting {
-		names = append(names, name)
+	for _, w := range l.waiting {
+		names = append(names, w.name)
 	}
 	l.mu.Unlock()
 	slices.Sort(names)
@@ -181,13 +191,20 @@ func (l *lease) lookAt(ctx context.Context, names []lock.Resource) (shortest tim
 	if err != nil {
 		return 0, err
 	}
-	var ahead []due
+	var ahead, stay []due
 	for i, f := range r.Reads {
 		for _, kv := range f.KVs {
-			if p := decode[place](kv); p.Lease != l.id {
+			switch p := decode[place](kv); p.Lease {
+			case l.id:
+			case keptLease:
+				stay = append(stay, due{p.Had, leasekit.Ref{Resource: names[i], ID: lock.HoldID(p.ID)}})
+			default:
 				ahead = append(ahead, due{p.Lease, leasekit.Ref{Resource: names[i], ID: lock.HoldID(p.ID)}})
 			}
 		}
+	}
+	if err := l.lookAtKept(ctx, stay); err != nil {
+		return 0, err
 	}
 	shortest = lock.MaxTTL
 	for chunk := range slices.Chunk(ahead, MaxParts/2) {
@@ -214,6 +231,28 @@ func (l *lease) lookAt(ctx context.Context, names []lock.Resource) (shortest tim
 		}
 	}
 	return shortest, nil
+}
+
+// lookAtKept counts the time of what is kept and in the way. Where it is nobody's, that is from now on: it is
+// over later than it could be, but never too soon.
+func (l *lease) lookAtKept(ctx context.Context, stay []due) error {
+	for chunk := range slices.Chunk(stay, MaxParts) {
+		var read []Range
+		for _, d := range chunk {
+			read = append(read, Range{Key: keptKey(d.Resource, string(d.ID))})
+		}
+		r, err := l.b.do(ctx, "look", Txn{Read: read})
+		if err != nil {
+			return err
+		}
+		for i, d := range chunk {
+			if kv, there := r.Reads[i].one(); there {
+				k := keptOf(kv)
+				l.b.lapsesIn(lapse{d.Resource, k.ID, d.lease, k.generation()}, k.span())
+			}
+		}
+	}
+	return nil
 }
 
 // endForced ends a hold whose grace is over. The holder's sidecar does, and whoever waits;

@@ -7,7 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// TestWhatTheStoreLacks: a store that has no permits says so, and the command does not run.
+// TestWhatTheStoreLacks: a store that has no permits and no min_hold says so, and the command does not run.
 func TestWhatTheStoreLacks(t *testing.T) {
 	t.Parallel()
 	store := onStore(t, testengine.MariaDB)
@@ -19,6 +19,7 @@ func TestWhatTheStoreLacks(t *testing.T) {
 		says string
 	}{
 		{[]string{"run", "--limit", "2", "exports", "--", "true"}, exitUnavailable, "this store has no permits"},
+		{[]string{"run", "--min-hold", "1h", "report", "--", "true"}, exitUnavailable, "this store has no min_hold"},
 	} {
 		got := cli(t, append([]string{c.args[0], "--socket", side.socket}, c.args[1:]...)...)
 		if got.code != c.code || !strings.Contains(got.err, c.says) {

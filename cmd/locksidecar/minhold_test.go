@@ -17,12 +17,6 @@ func TestRunMinHold(t *testing.T) {
 		run := func(side *sidecarProgram, more ...string) result {
 			return cli(t, append([]string{"run", "--socket", side.socket, "--wait", "0s", "--verbose", "--min-hold", "1h"}, more...)...)
 		}
-		if kind == testengine.Etcd {
-			if got := run(one, "report", "--", "true"); got.code != exitUnavailable || !strings.Contains(got.err, "this store has no min_hold") {
-				t.Errorf("on a store without min_hold: %+v", got)
-			}
-			return
-		}
 		runMinHold(t, one, other, run)
 	})
 }

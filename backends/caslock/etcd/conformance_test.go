@@ -82,7 +82,7 @@ func (h *harness) TTL() time.Duration { return 2 * time.Second }
 // Limits makes the harness a backendtest.Limited.
 func (h *harness) Limits() backendtest.Limits {
 	const ends = "what it knows of a hold ends with the hold"
-	return backendtest.Limits{MinHold: ends, Detached: ends}
+	return backendtest.Limits{Detached: ends}
 }
 
 // muted is a store whose news can be dropped. Requests and news share a connection, so
