@@ -36,7 +36,7 @@ type plan struct {
 const timeout = "timeout=600ms"
 
 // The clocks of a database that jump move the end of what it keeps by as much. So there apps take no locks with
-// min_hold, and detach none. etcd has no detached locks.
+// min_hold, and detach none.
 var plans = []plan{
 	{name: "Embedded", sides: 1, apps: 6, permits: true, minHold: true, detaches: true},
 	{
@@ -81,7 +81,7 @@ var plans = []plan{
 		name: "Etcd", kind: testengine.EtcdCluster, options: "?" + timeout, sides: 3, apps: 6,
 		faults: []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
 		slack:  ttl + 5*time.Second, // others look for a TTL, and a leader is elected
-		long:   true, minHold: true,
+		long:   true, minHold: true, detaches: true,
 	},
 	{
 		name: "MariaDB", kind: testengine.MariaDBPair, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",

@@ -31,7 +31,6 @@ var _ interface {
 	backendtest.Faulter
 	backendtest.WakeupDropper
 	backendtest.Insider
-	backendtest.Limited
 	backendtest.Lighter
 } = (*harness)(nil)
 
@@ -50,11 +49,6 @@ func (h *harness) Exceptions() map[string]string { return nil }
 
 // Lighter makes the harness a backendtest.Lighter: a batch is full with a tenth as well.
 func (h *harness) Lighter() bool { return true }
-
-func (h *harness) Limits() backendtest.Limits {
-	const ends = "what it knows of a hold ends with the hold"
-	return backendtest.Limits{Detached: ends}
-}
 
 func (h *harness) road(b lock.Backend) *road {
 	h.mu.Lock()

@@ -34,10 +34,11 @@ func (l *lease) KeepsMinHold() error { return nil }
 // kept is the second place of a hold, and how long it lasts.
 type kept struct {
 	place
-	Seq  int64 `json:"seq"`
-	Span int64 `json:"span"`           // microseconds from the beginning of its generation
-	Of   int64 `json:"of,omitempty"`   // its generation; 0: the version of this key
-	Ends int64 `json:"ends,omitempty"` // when it is over on the store's clock; 0: nobody has counted it yet
+	Seq  int64  `json:"seq"`
+	Span int64  `json:"span"`           // microseconds from the beginning of its generation
+	Of   int64  `json:"of,omitempty"`   // its generation; 0: the version of this key
+	Ends int64  `json:"ends,omitempty"` // when it is over on the store's clock; 0: nobody has counted it yet
+	Key  string `json:"key,omitempty"`  // of a detached hold, see detach.go
 
 	version int64 // of the key that was read
 }
@@ -73,9 +74,10 @@ func dueOf(key string) (ends int64, r lock.Resource, id string) {
 	return ends, r, id
 }
 
-// due is what stands there.
+// dueInfo is what stands there.
 type dueInfo struct {
 	Had string `json:"had"`
+	Key string `json:"key,omitempty"`
 }
 
 // keptItem names in the queue what nobody has.
@@ -97,14 +99,34 @@ func (s *state) keptOf(m *member) *kept {
 	return nil
 }
 
-// keep puts a second place in front of that of a hold.
-func (s *state) keep(m *member, span time.Duration) {
-	k := &kept{place: m.place, Seq: m.seq - 1, Span: span.Microseconds()}
-	k.Lease, k.Had, k.Until, k.Several = keptLease, m.Lease, s.now+k.Span, false
+// keep puts a second place in front of that of a hold, or has the one that is there begin again. key is that of a hold that is
+// detached.
+func (s *state) keep(m *member, span time.Duration, key string) {
+	if was := s.keptOf(m); was != nil {
+		s.del(dueKey(was.Ends, s.name, was.ID))
+		s.delHandle(was.Key)
+	} else {
+		s.head.Holders++
+	}
+	k := &kept{place: m.place, Seq: m.seq - 1, Span: span.Microseconds(), Key: key}
+	k.Lease, k.Had, k.Until, k.Several, k.Loose = keptLease, m.Lease, s.now+k.Span, false, key != ""
 	s.kept[m.ID] = k
-	s.head.Holders++
+	s.begin(k)
+}
+
+// begin writes what is kept, and is counted from now on.
+func (s *state) begin(k *kept) {
 	s.writeKept(k)
-	s.put(dueKey(0, s.name, k.ID), dueInfo{Had: k.Had})
+	s.put(dueKey(k.Ends, s.name, k.ID), dueInfo{Had: k.Had, Key: k.Key})
+	if k.Key != "" {
+		s.put(handleKey(s.name, k.Key), handleInfo{ID: k.ID, Lease: k.Had})
+	}
+}
+
+func (s *state) delHandle(key string) {
+	if key != "" {
+		s.del(handleKey(s.name, key))
+	}
 }
 
 func (s *state) writeKept(k *kept) {
@@ -119,6 +141,7 @@ func (s *state) forgetKept(k *kept) {
 	s.del(lineKey(s.name, k.Seq))
 	s.del(keptKey(s.name, k.ID))
 	s.del(dueKey(k.Ends, s.name, k.ID))
+	s.delHandle(k.Key)
 	delete(s.kept, k.ID)
 	s.head.Holders--
 	if e := s.q.Find(keptItem(k.ID)); e != nil {
@@ -134,6 +157,9 @@ func (s *state) lapse(o *op) {
 		s.forgetKept(k)
 	case o.ends > 0: // it lasts for longer, or was taken away by somebody who knows nothing of this
 		s.del(dueKey(o.ends, s.name, o.id))
+		if k == nil && o.named == o.id {
+			s.delHandle(o.key)
+		}
 	}
 }
 
@@ -195,7 +221,8 @@ func (b *Backend) endDue(ctx context.Context) (more bool, err error) {
 	}
 	err = each(over, func(kv KV) error {
 		ends, name, id := dueOf(kv.Key)
-		o := &op{kind: opLapse, id: id, lease: decode[dueInfo](kv).Had, ends: ends}
+		info := decode[dueInfo](kv)
+		o := &op{kind: opLapse, id: id, lease: info.Had, key: info.Key, ends: ends}
 		b.submit(name, o)
 		return o.err
 	})
@@ -234,6 +261,8 @@ func (b *Backend) countOnce(ctx context.Context, now tick, todo []KV) (done bool
 			w := *k
 			w.place = k.place.written()
 			t.Then = append(t.Then, Write{Key: was.Key, Value: encode(w)}, Write{Key: dueKey(k.Ends, name, id), Value: kv.Value})
+		} else if key := decode[dueInfo](kv).Key; !there && key != "" { // it was taken away by somebody who knows nothing of this
+			t.Then = append(t.Then, Write{Key: handleKey(name, key), Delete: true})
 		}
 	}
 	r, err = b.do(ctx, "reap", t)
@@ -254,6 +283,7 @@ func (b *Backend) holders(name lock.Resource, places []place, leases, revoked ma
 		if p.Lease == keptLease && !had[memberKey(p.Had, p.ID)] {
 			h := b.holding(p, false)
 			h.Lease = lock.LeaseID(p.Had)
+			h.Detached = p.Loose
 			h.Kept = max(time.Microsecond, time.Duration(p.Until-b.wall().UnixMicro())*time.Microsecond)
 			hs = append(hs, h)
 		}

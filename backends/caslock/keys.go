@@ -24,6 +24,7 @@ import (
 //	own/kept/e/NAME 0 ID    what keeps others out also without a lease, see kept.go
 //	due/TIME 0 NAME 0 ID    when that is over, on the clock of the store; TIME 0: nobody has counted it yet
 //	clock                   the clock of the store
+//	handle/NAME 0 KEY       which of these is a detached hold of that key
 //	record/NAME             a record
 //	end/TIME 0 NAME         when its time is over
 const (
@@ -112,6 +113,7 @@ type place struct {
 	// Of what is kept, whose lease is keptLease:
 	Had   string `json:"had,omitempty"`   // the lease that has the hold, or had it
 	Until int64  `json:"until,omitempty"` // when it is over, as Since is
+	Loose bool   `json:"loose,omitempty"` // it is there because the hold was detached
 }
 
 // written is the form of a place in the store.

@@ -85,6 +85,8 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 // Ask implements leasekit.Driver.
 func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
 	switch {
+	case q.Handle != "":
+		return l.attach(ctx, q)
 	case q.ID == "" || len(q.ID) > maxID || strings.Contains(string(q.ID), "\x00"):
 		return leasekit.Answer{}, &lock.InvalidError{Field: "id", Problem: fmt.Sprintf("must have 1 to %d bytes, and no zero byte", maxID)}
 	case !q.Mode.Valid():

@@ -15,7 +15,10 @@ type op struct {
 	place  place  // opAsk: what is put into the line
 	try    bool
 	grace  time.Duration // opForce
-	span   time.Duration // opAsk: for how long others are kept out at least; 0: as long as the hold lives
+	span   time.Duration // opAsk, opDetach, opHandle: for how long others are kept out at least; 0: as long as the hold lives
+	key    string        // of a detached hold
+	is     holder        // opAttach: who has it, or had it last
+	again  bool          // opHandle: it is what another lease has detached, or had
 	gen    int64         // opLapse: the generation that is over, or
 	ends   int64         // when it was to be over
 	unsure bool          // opRemove: no copy of an earlier request of the lease may be carried out any more
@@ -23,13 +26,17 @@ type op struct {
 	ctx  context.Context // when it ends, the request is not sent any more; nil: never
 	done chan struct{}   // closed when it was carried out, or never will be
 
-	marked bool // opRemove: that it is given up stands in the store, so others may end it, too
+	named  string // opLapse: the id of the hold that has the key
+	marked bool   // opRemove: that it is given up stands in the store, so others may end it, too
 
 	// The result.
 	err error
 	granted
-	queued   bool  // opAsk: it waits; opForce: the hold is still there
-	kept     int64 // opAsk: the generation of what is kept of it; 0: nothing is
+	queued   bool          // opAsk: it waits; opForce: the hold is still there
+	kept     int64         // opAsk, opDetach, opAttach, opHandle: the generation of what is kept of it; 0: nothing is
+	left     time.Duration // opAttach: for how long that is not over
+	mode     lock.Mode     // opHandle
+	had      string        // opDetach: the lease that has it, or had it last, where that is another one
 	found    bool
 	position int
 	status   lock.Status // who is in the way
@@ -41,6 +48,9 @@ const (
 	opAsk opKind = iota
 	opRemove
 	opDowngrade
+	opDetach // take a hold off its lease
+	opAttach // put a detached hold to a lease
+	opHandle // move the end of a detached hold, or end it
 	opForce  // begin a forced release
 	opEnd    // of a hold whose grace is over
 	opSweep  // what a lease that is over has left
@@ -51,13 +61,13 @@ const (
 // String is what lock.Observe is told.
 func (k opKind) String() string {
 	return [...]string{
-		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade",
+		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade", opDetach: "detach", opAttach: "attach", opHandle: "handle",
 		opForce: "force", opEnd: "force", opSweep: "sweep", opLapse: "lapse", opSettle: "settle",
 	}[k]
 }
 
 // own tells whether a lease asks for itself, which must live.
-func (o *op) own() bool { return o.kind <= opDowngrade }
+func (o *op) own() bool { return o.kind <= opAttach }
 
 // writes is how many keys a request changes at most, beside those of who is granted something by that, and of the
 // resource and its lease.
@@ -74,12 +84,26 @@ func (o *op) writes() int {
 		return 4
 	case opSettle:
 		return 0
+	case opAttach, opDetach:
+		return 10
 	default:
 		return 8
 	}
 }
 
-// key names the hold or waiter that a request is about. Two leases may choose the same id.
-func (o *op) key() string { return memberKey(o.lease, o.id) }
+// names is the hold or waiter that a request is about. Two leases may choose the same id.
+func (o *op) names() string { return memberKey(o.lease, o.id) }
+
+// holder is a hold of a lease.
+type holder struct{ lease, id string }
+
+// about are the holds that a request is about.
+func (o *op) about() []holder {
+	all := []holder{{o.lease, o.id}}
+	if o.is.id != "" {
+		all = append(all, o.is)
+	}
+	return all
+}
 
 func memberKey(lease, id string) string { return lease + "\x00" + id }

@@ -33,6 +33,7 @@ type state struct {
 	most   int64 // at which it ends what it grants to who waits
 	used   bool  // it was given to somebody
 	now    int64 // for people
+	clock  int64 // of the store, as it was read
 
 	leases  map[string]bool    // of who asks: whether it lives,
 	infos   map[string][]byte  // and what its key has
@@ -191,7 +192,7 @@ func (s *state) apply(o *op) {
 		o.err = lock.ErrLeaseLost
 		return
 	}
-	m := s.members[o.key()]
+	m := s.members[o.names()]
 	switch o.kind {
 	case opAsk:
 		s.ask(o, m)
@@ -202,11 +203,17 @@ func (s *state) apply(o *op) {
 	case opForce:
 		s.force(o, m)
 	case opEnd:
-		if f, there := s.forced[o.key()]; there && f.Known > 0 && m != nil {
+		if f, there := s.forced[o.names()]; there && f.Known > 0 && m != nil {
 			s.remove(o, m)
 		}
 	case opSweep:
 		s.remove(o, m)
+	case opDetach:
+		s.detach(o, m)
+	case opAttach:
+		s.attach(o, m)
+	case opHandle:
+		s.handle(o, m)
 	case opLapse:
 		s.lapse(o)
 	case opSettle:
@@ -231,10 +238,10 @@ func (s *state) ask(o *op, m *member) {
 	default:
 		m = &member{place: o.place, seq: s.head.Next + 1} // what is kept of it has the place before
 		m.Since = s.now
-		s.members[o.key()] = m
+		s.members[o.names()] = m
 		s.head.Next += 2
 		s.head.Waiters++
-		e := &item{ID: lock.HoldID(o.key()), Value: m}
+		e := &item{ID: lock.HoldID(o.names()), Value: m}
 		s.q.Put(e, room)
 		if e.Held() {
 			s.grant(e)
@@ -243,11 +250,11 @@ func (s *state) ask(o *op, m *member) {
 		}
 	}
 	o.granted, o.queued = m.granted, !m.held()
-	if _, forcing := s.forced[o.key()]; o.span > 0 && m.held() && !m.lasts && !forcing && s.kept[o.id] == nil {
+	if _, forcing := s.forced[o.names()]; o.span > 0 && m.held() && !m.lasts && !forcing && s.kept[o.id] == nil {
 		m.place = o.place
 		m.granted, m.Since, m.lasts = o.granted, s.now, true
 		s.write(m)
-		s.keep(m, o.span)
+		s.keep(m, o.span, "")
 	}
 	if k := s.keptOf(m); k != nil {
 		o.kept = k.generation()
@@ -266,8 +273,8 @@ func (s *state) withdraw(o *op, m *member) {
 
 // remove takes a hold or a waiter out, with all that is kept of it.
 func (s *state) remove(o *op, m *member) {
-	if _, there := s.forced[o.key()]; there {
-		delete(s.forced, o.key())
+	if _, there := s.forced[o.names()]; there {
+		delete(s.forced, o.names())
 		s.del(forcedKey(o.lease, s.name, o.id))
 	}
 	if m == nil {
@@ -275,7 +282,7 @@ func (s *state) remove(o *op, m *member) {
 	}
 	s.del(entryKey(o.lease, s.name, o.id))
 	s.leave(m)
-	delete(s.members, o.key())
+	delete(s.members, o.names())
 }
 
 // leave takes a hold or a waiter out of the line.
@@ -316,7 +323,7 @@ func (s *state) downgrade(o *op, m *member) {
 	case m == nil || !m.held():
 		o.err = lock.ErrNotHolder
 	case s.head.Mode == lock.Exclusive:
-		e := s.q.Find(lock.HoldID(o.key()))
+		e := s.q.Find(lock.HoldID(o.names()))
 		s.q.Downgrade(e)
 		m.Mode, s.head.Mode = lock.Shared, lock.Shared
 		s.write(m)
@@ -331,7 +338,7 @@ func (s *state) downgrade(o *op, m *member) {
 // force begins the end of a hold, or takes a waiter out.
 func (s *state) force(o *op, m *member) {
 	k := s.kept[o.id]
-	if _, there := s.forced[o.key()]; there && o.lease == keptLease { // by an older sidecar
+	if _, there := s.forced[o.names()]; there && o.lease == keptLease { // by an older sidecar
 		s.del(forcedKey(o.lease, s.name, o.id))
 	}
 	switch {
@@ -357,16 +364,16 @@ func (s *state) force(o *op, m *member) {
 		if k != nil {
 			s.forgetKept(k)
 		}
-		f, there := s.forced[o.key()]
+		f, there := s.forced[o.names()]
 		if grace := o.grace.Microseconds(); !there || grace < f.Grace { // a longer one changes nothing
 			f.Grace = grace
-			s.forced[o.key()] = f
+			s.forced[o.names()] = f
 			s.put(forcedKey(o.lease, s.name, o.id), f)
 		}
 		if o.queued = o.grace > 0; !o.queued {
 			s.del(entryKey(o.lease, s.name, o.id))
 			s.leave(m)
-			delete(s.members, o.key())
+			delete(s.members, o.names())
 		}
 	}
 }

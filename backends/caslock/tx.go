@@ -37,7 +37,7 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 			continue
 		}
 		for _, o := range ops {
-			o.err, o.found, o.queued, o.granted, o.kept = nil, false, false, granted{}, 0
+			o.err, o.found, o.queued, o.granted, o.kept, o.had = nil, false, false, granted{}, 0, ""
 			s.apply(o)
 		}
 		t := s.txn(conds)
@@ -99,17 +99,26 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 		t = b.given(name, ops)
 	}
 	start := startOf(ops)
-	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), start)}
+	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), start), {Key: clockKey}}
 	var leases []string
 	for _, o := range ops {
-		if (o.own() || o.kind == opForce) && !slices.Contains(leases, o.lease) {
-			leases = append(leases, o.lease)
-			t.Read = append(t.Read, Range{Key: leaseKey(o.lease)})
+		for _, h := range o.about() {
+			if (o.own() || o.kind == opForce || o.kind == opHandle) && !slices.Contains(leases, h.lease) {
+				leases = append(leases, h.lease)
+				t.Read = append(t.Read, Range{Key: leaseKey(h.lease)})
+			}
 		}
 	}
 	for _, o := range ops {
-		if o.id != "" {
-			t.Read = append(t.Read, Range{Key: entryKey(o.lease, name, o.id)}, Range{Key: forcedKey(o.lease, name, o.id)}, Range{Key: keptKey(name, o.id)})
+		for _, h := range o.about() {
+			if h.id != "" {
+				t.Read = append(t.Read, Range{Key: entryKey(h.lease, name, h.id)}, Range{Key: forcedKey(h.lease, name, h.id)}, Range{Key: keptKey(name, h.id)})
+			}
+		}
+	}
+	for _, o := range ops {
+		if o.kind == opLapse && o.key != "" {
+			t.Read = append(t.Read, Range{Key: handleKey(name, o.key)})
 		}
 	}
 	r, err := b.do(ctx, command, t)
@@ -133,7 +142,9 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 	if !based {
 		s.put(baseKey, base)
 	}
-	reads := r.Reads[3:]
+	clock, _ := r.Reads[3].one()
+	s.clock = decode[int64](clock)
+	reads := r.Reads[4:]
 	for i, l := range leases {
 		kv, lives := reads[i].one()
 		s.leases[l] = lives
@@ -145,27 +156,41 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 	}
 	reads = reads[len(leases):]
 	for _, o := range ops {
-		if o.id == "" {
-			continue
+		for _, h := range o.about() {
+			if h.id != "" {
+				conds = s.readHold(conds, h, reads[:3])
+				reads = reads[3:]
+			}
 		}
-		if kv, has := reads[0].one(); has && o.lease != keptLease {
-			e := decode[entry](kv)
-			s.members[o.key()] = &member{place: place{ID: o.id, Lease: o.lease, Mode: s.head.Mode, granted: e.granted}, seq: e.Seq, out: e.Out, lasts: e.Lasts}
+	}
+	for _, o := range ops {
+		if o.kind == opLapse && o.key != "" {
+			kv, _ := reads[0].one()
+			o.named, reads = decode[handleInfo](kv).ID, reads[1:]
 		}
-		if kv, has := reads[1].one(); has {
-			s.forced[o.key()] = decode[forced](kv)
-		}
-		if kv, has := reads[2].one(); has && s.kept[o.id] == nil { // others count its time, which the head does not tell
-			s.kept[o.id] = keptOf(kv)
-			conds = append(conds, Cond{Key: kv.Key, Version: kv.Version})
-		}
-		reads = reads[3:]
 	}
 	line := line{whole: len(r.Reads[2].KVs) < start}
 	for _, kv := range r.Reads[2].KVs {
 		line.add(s, memberOf(kv))
 	}
 	return s, conds, b.loadLine(ctx, command, s, ops, &line)
+}
+
+// readHold takes in what was read of a hold or waiter, and of what is kept of it.
+func (s *state) readHold(conds []Cond, h holder, found []Found) []Cond {
+	names := memberKey(h.lease, h.id)
+	if kv, has := found[0].one(); has && h.lease != keptLease && s.members[names] == nil {
+		e := decode[entry](kv)
+		s.members[names] = &member{place: place{ID: h.id, Lease: h.lease, Mode: s.head.Mode, granted: e.granted}, seq: e.Seq, out: e.Out, lasts: e.Lasts}
+	}
+	if kv, has := found[1].one(); has {
+		s.forced[names] = decode[forced](kv)
+	}
+	if kv, has := found[2].one(); has && s.kept[h.id] == nil { // others count its time, which the head does not tell
+		s.kept[h.id] = keptOf(kv)
+		conds = append(conds, Cond{Key: kv.Key, Version: kv.Version})
+	}
+	return conds
 }
 
 // headOf reads the head of a resource, of whose line the beginning was read.
@@ -228,12 +253,12 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 	add := func(r Range, f func(Found)) { read, each = append(read, r), append(each, f) }
 	look := false // at those who wait
 	for _, o := range ops {
-		m := s.members[o.key()]
+		m := s.members[o.names()]
 		look = look || o.kind != opAsk || m != nil && !m.held()
 		switch {
 		case o.kind == opRemove && m != nil && !m.held() && !m.out:
 			add(Range{Key: lineKey(s.name, s.head.Front), End: lineKey(s.name, m.seq), Count: true}, func(f Found) { o.position = f.Count + 1 })
-		case o.kind == opDowngrade && m != nil && m.held():
+		case (o.kind == opDowngrade || o.kind == opDetach) && m != nil && m.held():
 			add(Range{Key: lineKey(s.name, m.seq)}, func(f Found) {
 				if kv, there := f.one(); there {
 					m.place = decode[place](kv)

@@ -72,18 +72,11 @@ func newHarness(t testing.TB, s testengine.Server) *harness {
 var _ interface {
 	backendtest.CounterDeleter
 	backendtest.Insider
-	backendtest.Limited
 	backendtest.CommandCounter
 } = (*harness)(nil)
 
 // TTL is longer than a loaded machine lets a member wait for its disk.
 func (h *harness) TTL() time.Duration { return 2 * time.Second }
-
-// Limits makes the harness a backendtest.Limited.
-func (h *harness) Limits() backendtest.Limits {
-	const ends = "what it knows of a hold ends with the hold"
-	return backendtest.Limits{Detached: ends}
-}
 
 // muted is a store whose news can be dropped. Requests and news share a connection, so
 // a proxy cannot do that.
