@@ -34,7 +34,7 @@ func (l *lease) Detaches() error { return nil }
 
 // Detach implements leasekit.Detacher.
 func (l *lease) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.HandleKey, ttl time.Duration) (leasekit.Withdrawn, error) {
-	o := &op{kind: opDetach, id: string(w.ID), lease: l.id, key: string(key), span: ttl, unsure: w.Unsure}
+	o := &op{kind: opDetach, id: string(w.ID), lease: l.id, key: string(key), span: ttl, unsure: w.Unsure, mode: w.Mode}
 	l.stopWaiting(w.ID)
 	if err := l.b.within(ctx, w.Resource, o); err != nil {
 		return leasekit.Withdrawn{}, err
@@ -116,6 +116,14 @@ func (b *Backend) byHandle(ctx context.Context, r lock.Resource, key lock.Handle
 	}
 }
 
+// asked is the mode that its handle says.
+func (k *kept) asked() lock.Mode {
+	if k.Asked > 0 {
+		return k.Asked
+	}
+	return k.Mode
+}
+
 // over tells whether the time of what is kept is over on the store's clock.
 func (s *state) over(k *kept) bool { return k.Ends > 0 && k.Ends <= s.clock }
 
@@ -144,6 +152,10 @@ func (s *state) detach(o *op, m *member) {
 		o.found = true
 		if o.span > 0 {
 			s.keep(m, o.span, o.key)
+			if k := s.kept[o.id]; o.mode.Limit() > 0 && o.mode != k.Mode {
+				k.Asked = o.mode
+				s.begin(k)
+			}
 		} else if k := s.keptOf(m); k != nil {
 			s.forgetKept(k)
 		}
@@ -176,7 +188,7 @@ func (s *state) attach(o *op, m *member) {
 // take puts a hold of who asks in the place of the one that has the key. Nobody is let in by that.
 func (s *state) take(o *op) {
 	was := s.kept[o.is.id]
-	if was == nil || was.Key != o.key || was.Had != o.is.lease || was.Mode != o.place.Mode || s.over(was) {
+	if was == nil || was.Key != o.key || was.Had != o.is.lease || was.asked() != o.place.Mode || s.over(was) {
 		o.err = lock.ErrNoHandle
 		return
 	}
@@ -187,7 +199,7 @@ func (s *state) take(o *op) {
 		s.head.Holders--
 	}
 	m := &member{place: o.place, seq: was.Seq + 1, lasts: true}
-	m.granted, m.Since = was.granted, s.now
+	m.granted, m.Mode, m.Since = was.granted, was.Mode, s.now
 	s.members[o.names()] = m
 	s.head.Holders++
 	s.write(m)
@@ -197,7 +209,7 @@ func (s *state) take(o *op) {
 	s.del(keptKey(s.name, was.ID))
 	s.del(dueKey(was.Ends, s.name, was.ID))
 	delete(s.kept, was.ID)
-	k := &kept{place: m.place, Seq: was.Seq, Span: was.Span, Ends: was.Ends, Key: was.Key}
+	k := &kept{place: m.place, Seq: was.Seq, Span: was.Span, Ends: was.Ends, Key: was.Key, Asked: was.Asked}
 	k.Lease, k.Had, k.Until, k.Loose = keptLease, m.Lease, was.Until, true
 	s.kept[m.ID] = k
 	s.begin(k)
@@ -238,5 +250,5 @@ func (s *state) handle(o *op, m *member) {
 			s.leave(had)
 		}
 	}
-	o.found, o.mode, o.granted = true, k.Mode, k.granted
+	o.found, o.mode, o.granted = true, k.asked(), k.granted
 }

@@ -39,6 +39,8 @@ type kept struct {
 	Of   int64  `json:"of,omitempty"`   // its generation; 0: the version of this key
 	Ends int64  `json:"ends,omitempty"` // when it is over on the store's clock; 0: nobody has counted it yet
 	Key  string `json:"key,omitempty"`  // of a detached hold, see detach.go
+	// Asked is what its handle says that it is, where an older sidecar has granted a permit as a lock; 0: its mode.
+	Asked lock.Mode `json:"asked,omitempty"`
 
 	version int64 // of the key that was read
 }

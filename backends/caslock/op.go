@@ -18,6 +18,7 @@ type op struct {
 	span   time.Duration // opAsk, opDetach, opHandle: for how long others are kept out at least; 0: as long as the hold lives
 	key    string        // of a detached hold
 	is     holder        // opAttach: who has it, or had it last
+	mode   lock.Mode     // opDetach: that its caller knows, or 0; opHandle: a result
 	again  bool          // opHandle: it is what another lease has detached, or had
 	gen    int64         // opLapse: the generation that is over, or
 	ends   int64         // when it was to be over
@@ -35,7 +36,6 @@ type op struct {
 	queued   bool          // opAsk: it waits; opForce: the hold is still there
 	kept     int64         // opAsk, opDetach, opAttach, opHandle: the generation of what is kept of it; 0: nothing is
 	left     time.Duration // opAttach: for how long that is not over
-	mode     lock.Mode     // opHandle
 	had      string        // opDetach: the lease that has it, or had it last, where that is another one
 	found    bool
 	position int

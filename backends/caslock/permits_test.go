@@ -115,20 +115,18 @@ func TestPermitThatAnOlderSidecarGrants(t *testing.T) {
 	var e entry
 	older(t, m, entryKey(lease, "r", string(waits.ID)), func(old *entry) { e = *old })
 	was := decode[entry](m.do(Txn{Read: []Range{{Key: entryKey(lease, "r", string(first.ID))}}}).Reads[0].KVs[0])
-	older(t, m, headKey("r"), func(h *olderHead) {
-		h.Mode, h.Waiters, h.Front = lock.Exclusive, 0, e.Seq+1
-		older(t, m, lineKey("r", e.Seq), func(p *olderPlace) {
-			if p.Mode != lock.Exclusive {
-				t.Errorf("an older sidecar reads mode %d", p.Mode)
-			}
-			p.From = base + 1
-			m.do(Txn{Then: []Write{
-				{Key: lineKey("r", was.Seq), Delete: true}, {Key: entryKey(lease, "r", string(first.ID)), Delete: true},
-				{Key: lineKey("r", e.Seq), Value: encode(p)},
-				{Key: entryKey(lease, "r", string(waits.ID)), Value: encode(entry{Seq: e.Seq, granted: granted{From: p.From}})},
-			}})
-		})
-	})
+	var p olderPlace
+	older(t, m, lineKey("r", e.Seq), func(old *olderPlace) { p = *old })
+	if p.Mode != lock.Exclusive {
+		t.Errorf("an older sidecar reads mode %d", p.Mode)
+	}
+	p.From = base + 1
+	m.do(Txn{Then: []Write{
+		{Key: headKey("r"), Value: encode(olderHead{Mode: lock.Exclusive, Holders: 1, Front: e.Seq + 1, Next: e.Seq + 1})},
+		{Key: lineKey("r", was.Seq), Delete: true}, {Key: entryKey(lease, "r", string(first.ID)), Delete: true},
+		{Key: lineKey("r", e.Seq), Value: encode(p)},
+		{Key: entryKey(lease, "r", string(waits.ID)), Value: encode(entry{Seq: e.Seq, granted: granted{From: p.From}})},
+	}})
 	g := <-got
 	for _, mode := range []lock.Mode{lock.Permits(2), lock.Permits(3), lock.Shared, lock.Exclusive} {
 		q := request("r")
@@ -137,8 +135,19 @@ func TestPermitThatAnOlderSidecarGrants(t *testing.T) {
 			t.Errorf("broken law: beside the permit, mode %d: %v", mode, err)
 		}
 	}
-	if err := l.Release(t.Context(), "r", g.ID); err != nil {
+	key := detach(t, l, waits, time.Hour)
+	q := attaching("r", key)
+	if q.Mode = g.Mode; q.Mode != lock.Permits(2) {
+		t.Errorf("granted is mode %d", g.Mode)
+	}
+	if got, err := l.Acquire(t.Context(), q); err != nil || got.Fence != g.Fence {
+		t.Errorf("attached, by a handle that says it is a permit: %+v, %v", got, err)
+	}
+	if err := l.(lock.Detacher).Detach(t.Context(), "r", q.ID, key, 0); err != nil {
 		t.Error(err)
+	}
+	if isTaken(t, l, "r") {
+		t.Error("it has ended")
 	}
 }
 
