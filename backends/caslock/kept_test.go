@@ -207,6 +207,33 @@ func TestFrozenKeeperOfTheClock(t *testing.T) {
 	})
 }
 
+// The time of what is kept is counted between what another request reads and what it writes. Nothing is left of it all the same.
+func TestCountedWhileItEnds(t *testing.T) {
+	m := newMemory()
+	b, l, r, _ := sidecar(t, m, time.Minute)
+	keeper, _, _, _ := sidecar(t, m, time.Minute)
+	q := keeping("r", time.Hour)
+	mustHave(t, l, q)
+	counted := false
+	r.mu.Lock()
+	r.copy = func(x Txn) bool {
+		if len(x.Then) > 0 && len(x.If) > 0 && x.If[0].Key == headKey("r") && !counted {
+			counted = true
+			if _, err := keeper.endDue(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		return false
+	}
+	r.mu.Unlock()
+	if err := b.ForceRelease(t.Context(), "r", q.ID, 0); err != nil || !counted {
+		t.Fatal(err, counted)
+	}
+	if left := m.do(Txn{Read: []Range{all(duePrefix, 0)}}).Reads[0].KVs; len(left) > 0 {
+		t.Errorf("left: %+v", left)
+	}
+}
+
 // An older sidecar ends the lease of a hold, and takes out what is the lease's. Others are kept out. When it forces a release of what is
 // kept, which it takes for a hold that somebody has, that ends.
 func TestKeptBesideOlderSidecars(t *testing.T) {

@@ -1,0 +1,397 @@
+package caslock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// TestWorlds has apps take, keep and detach a few locks at random, in fake time, while sidecars die, answers are lost, and copies of
+// requests arrive up to half a minute late. Wall clocks are wrong by up to a day. Nobody is let in beside what somebody relies on, or what is
+// kept, and nothing is left in the end. CASLOCK_WORLDS is how many worlds there are; a failure names its seed, which CASLOCK_WORLD runs again.
+func TestWorlds(t *testing.T) {
+	worlds, first := 12, rand.Int63() //nolint:gosec // not a secret
+	if n, err := strconv.Atoi(os.Getenv("CASLOCK_WORLDS")); err == nil {
+		worlds = n
+	}
+	if seed, err := strconv.ParseInt(os.Getenv("CASLOCK_WORLD"), 10, 64); err == nil {
+		worlds, first = 1, seed
+	}
+	for i := range worlds {
+		seed := first + int64(i)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { (&world{T: t, m: newMemory(), r: rand.New(rand.NewSource(seed))}).run() }) //nolint:gosec // not a secret
+		})
+	}
+}
+
+const (
+	worldTTL  = 3 * time.Second
+	worldTime = 3 * time.Minute
+	latest    = 30 * time.Second // a copy arrives no later
+)
+
+type world struct {
+	*testing.T
+	m *memory
+
+	mu      sync.Mutex
+	r       *rand.Rand
+	healed  bool
+	relied  map[lock.HoldID]*reliance
+	fences  map[lock.Resource]lock.Fence
+	handles []handed
+	counts  map[string]int
+}
+
+// reliance is what somebody may rely on: as long as the lease of its sidecar lives, or until a time.
+type reliance struct {
+	r     lock.Resource
+	mode  lock.Mode
+	slot  int
+	by    *worldSidecar // nil: nobody has it
+	until time.Time     // it is kept
+}
+
+type handed struct {
+	g   lock.Grant
+	key lock.HandleKey
+}
+
+type worldSidecar struct {
+	b       *Backend
+	l       lock.Lease
+	r       *road
+	stop    context.CancelFunc
+	ctx     context.Context
+	renewed time.Time // before the last heartbeat with an answer was sent
+	dead    bool
+	done    sync.WaitGroup
+}
+
+func (w *world) intn(n int) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.r.Intn(n)
+}
+
+func (w *world) upTo(d time.Duration) time.Duration { return time.Duration(w.intn(int(d))) + 1 }
+
+func (w *world) run() {
+	w.relied, w.fences, w.counts = make(map[lock.HoldID]*reliance), make(map[lock.Resource]lock.Fence), make(map[string]int)
+	born := time.Now().Add(-time.Hour)
+	side := make([]*worldSidecar, 4)
+	for i := range side {
+		side[i] = w.sidecar(born)
+	}
+	for end := time.Now().Add(worldTime); time.Now().Before(end); {
+		time.Sleep(w.upTo(15 * time.Second))
+		i := w.intn(len(side))
+		w.end(side[i], w.intn(3) == 0)
+		side[i] = w.sidecar(born)
+	}
+	w.mu.Lock()
+	w.healed = true
+	w.mu.Unlock()
+	for _, s := range side {
+		s.stop()
+		s.done.Wait()
+		if w.intn(2) == 0 {
+			w.end(s, true)
+		}
+	}
+	last := w.sidecar(born)
+	last.stop() // only its heartbeats go on
+	last.done.Wait()
+	time.Sleep(3 * time.Minute)
+	for _, s := range side {
+		w.end(s, true)
+	}
+	time.Sleep(time.Minute)
+	w.end(last, true)
+	synctest.Wait()
+	for _, f := range w.m.do(Txn{Read: []Range{all("own/", 0), all(duePrefix, 0), all(linePrefix, 0), all(headPrefix, 0), all(handlePrefix, 0), all(deadPrefix, 0)}}).Reads {
+		for _, kv := range f.KVs {
+			w.Errorf("left: %q %s", kv.Key, kv.Value)
+		}
+	}
+	w.Logf("%v", w.counts)
+}
+
+// sidecar starts one, with apps.
+func (w *world) sidecar(born time.Time) *worldSidecar {
+	s := &worldSidecar{r: &road{m: w.m}}
+	s.r.copy = func(x Txn) bool { return w.passes(s, x) }
+	s.b = Open(s.r, Options{Timeout: 500 * time.Millisecond, Clock: func() time.Duration { return time.Since(born) }})
+	wrong := w.upTo(48*time.Hour) - 24*time.Hour
+	s.b.wall = func() time.Time { return time.Now().Add(wrong) }
+	var err error
+	for {
+		sent := time.Now()
+		if s.l, err = s.b.OpenLease(context.Background(), lock.LeaseOptions{TTL: worldTTL, Sidecar: "w"}); err == nil {
+			s.renewed = sent
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	beats, stop := context.WithCancel(context.Background())
+	var others sync.WaitGroup
+	others.Go(func() { w.hears(s) })
+	others.Go(func() {
+		for beats.Err() == nil {
+			sent := time.Now()
+			if news, err := s.l.Heartbeat(beats); err == nil {
+				w.mu.Lock()
+				for _, ev := range news {
+					w.told(ev)
+				}
+				s.renewed = sent
+				w.mu.Unlock()
+			}
+			select {
+			case <-beats.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	})
+	for range 3 {
+		s.done.Go(func() {
+			for s.ctx.Err() == nil {
+				w.app(s)
+			}
+		})
+	}
+	w.Cleanup(func() { w.end(s, false); stop(); others.Wait() })
+	return s
+}
+
+// passes tells whether a request is not carried out now, or has no answer.
+func (w *world) passes(s *worldSidecar, x Txn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s.dead {
+		return true
+	}
+	if w.healed || s.l == nil {
+		return false
+	}
+	switch k := w.r.Intn(100); {
+	case k < 3: // its answer is lost
+		w.m.do(x)
+		return true
+	case k < 6: // it comes late
+		time.AfterFunc(time.Duration(w.r.Intn(int(latest))), func() { w.m.do(x) })
+		return true
+	case k < 8: // it is lost
+		return true
+	case k < 10 && len(x.Then) > 0: // and comes a second time
+		time.AfterFunc(time.Duration(w.r.Intn(int(latest))), func() { w.m.do(x) })
+	}
+	return false
+}
+
+func (w *world) hears(s *worldSidecar) {
+	for ev := range s.l.Events() {
+		w.mu.Lock()
+		w.told(ev)
+		w.mu.Unlock()
+	}
+}
+
+// told is news of a loss. w.mu is held.
+func (w *world) told(ev lock.Event) {
+	if h := w.relied[ev.ID]; h != nil && (ev.Kind == lock.Revoked || ev.Kind == lock.Vanished) {
+		h.by = nil
+	}
+}
+
+func (w *world) end(s *worldSidecar, clean bool) {
+	w.mu.Lock()
+	was := s.dead
+	s.dead = s.dead || !clean
+	w.mu.Unlock()
+	s.stop()
+	s.done.Wait()
+	if clean && !was {
+		w.mu.Lock()
+		for _, h := range w.relied {
+			if h.by == s {
+				h.by = nil
+			}
+		}
+		w.mu.Unlock()
+	}
+	if err := s.l.Close(context.Background()); err == nil || !errors.Is(err, lock.ErrLeaseLost) {
+		_ = s.b.Close()
+	}
+	w.mu.Lock()
+	s.dead = true
+	w.mu.Unlock()
+}
+
+// relies tells whether somebody does, at a moment. w.mu is held.
+func (w *world) relies(h *reliance, now time.Time) bool {
+	return now.Before(h.until) || h.by != nil && now.Before(h.by.renewed.Add(worldTTL))
+}
+
+// got notes a grant; false: it came when the lease was over. w.mu is held.
+func (w *world) got(s *worldSidecar, g lock.Grant, was lock.HoldID) (h *reliance, ok bool) {
+	now := time.Now()
+	if !now.Before(s.renewed.Add(worldTTL)) {
+		return nil, false
+	}
+	h = &reliance{r: g.Resource, mode: g.Mode, slot: g.Fence.Slot(), by: s}
+	w.counts[g.Mode.String()]++
+	n := 1
+	for id, o := range w.relied {
+		switch {
+		case !w.relies(o, now):
+			if o.by == nil || o.by.dead {
+				delete(w.relied, id)
+			}
+		case id == was || o.r != g.Resource:
+		case o.mode.Excludes(g.Mode):
+			w.Errorf("broken law: %s of %s is granted beside %s of %s, kept for %s", g.Mode, g.ID, o.mode, id, o.until.Sub(now))
+		case o.slot == h.slot && g.Mode.Limit() > 0:
+			w.Errorf("broken law: slot %d of %s is that of %s", h.slot, g.ID, id)
+		default:
+			n++
+		}
+	}
+	if limit := g.Mode.Limit(); limit > 0 && n > limit {
+		w.Errorf("broken law: %d permits of %d", n, limit)
+	}
+	w.relied[g.ID] = h
+	return h, true
+}
+
+// app does something once.
+func (w *world) app(s *worldSidecar) {
+	time.Sleep(w.upTo(2 * time.Second))
+	ctx, cancel := context.WithTimeout(s.ctx, w.upTo(20*time.Second))
+	defer cancel()
+	q := request(lock.Resource("r" + strconv.Itoa(w.intn(2))))
+	w.mu.Lock()
+	var was handed
+	if n := len(w.handles); n > 0 && w.r.Intn(3) == 0 {
+		was = w.handles[w.r.Intn(n)]
+		q.Resource, q.Mode, q.Handle = was.g.Resource, was.g.Mode, was.key
+	} else {
+		q.Mode = []lock.Mode{lock.Exclusive, lock.Exclusive, lock.Shared, lock.Permits(2)}[w.r.Intn(4)]
+		q.Try, q.Detachable = w.r.Intn(4) == 0, w.r.Intn(3) == 0
+		if w.r.Intn(3) == 0 {
+			q.MinHold = time.Duration(w.r.Intn(int(20 * time.Second)))
+		}
+	}
+	w.mu.Unlock()
+	asked := time.Now()
+	g, err := s.l.Acquire(ctx, q)
+	for errors.Is(err, lock.ErrUnavailable) && ctx.Err() == nil {
+		g, err = s.l.Acquire(ctx, q)
+	}
+	if err != nil {
+		w.gone(s, q.Resource, q.ID, err)
+		return
+	}
+	w.mu.Lock()
+	h, ok := w.got(s, g, was.g.ID)
+	if ok && q.Handle == "" {
+		if g.Mode == lock.Exclusive && g.Fence <= w.fences[q.Resource] {
+			w.Errorf("broken law: fence %d after %d", g.Fence, w.fences[q.Resource])
+		}
+		w.fences[q.Resource] = max(w.fences[q.Resource], g.Fence)
+		h.until = asked.Add(q.MinHold)
+	} else if ok {
+		w.counts["attached"]++
+		if o := w.relied[was.g.ID]; o != nil && was.g.ID != g.ID { // it goes on as this one
+			h.until = o.until
+			delete(w.relied, was.g.ID)
+		}
+		for i, o := range w.handles {
+			if o.key == was.key {
+				w.handles[i].g = g
+			}
+		}
+	}
+	w.mu.Unlock()
+	if !ok {
+		w.gone(s, q.Resource, q.ID, lock.ErrUnavailable)
+		return
+	}
+	select {
+	case <-time.After(w.upTo(4 * time.Second)):
+	case <-s.ctx.Done():
+	}
+	if q.Detachable && w.intn(2) == 0 {
+		w.detach(s, g)
+		return
+	}
+	w.lets(g.ID, time.Time{})
+	w.gone(s, q.Resource, q.ID, lock.ErrUnavailable)
+}
+
+// lets notes that somebody relies on a hold no more. w.mu is not held.
+func (w *world) lets(id lock.HoldID, until time.Time) (there bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.relied[id]
+	if h == nil || h.by == nil {
+		return false
+	}
+	h.by = nil
+	if !until.IsZero() {
+		h.until = until
+	}
+	return true
+}
+
+func (w *world) detach(s *worldSidecar, g lock.Grant) {
+	key, ttl := lock.NewSecret().Key(), lock.MinDetach+w.upTo(20*time.Second)
+	sent := time.Now()
+	for {
+		err := s.l.(lock.Detacher).Detach(context.Background(), g.Resource, g.ID, key, ttl)
+		switch {
+		case err == nil && time.Now().Before(sent.Add(ttl)):
+			if w.lets(g.ID, sent.Add(ttl)) {
+				w.mu.Lock()
+				w.counts["detached"]++
+				w.handles = append(w.handles, handed{g, key})
+				if len(w.handles) > 4 {
+					w.handles = w.handles[1:]
+				}
+				w.mu.Unlock()
+			}
+			return
+		case !errors.Is(err, lock.ErrUnavailable) || w.isDead(s):
+			w.mu.Lock()
+			if h := w.relied[g.ID]; h != nil {
+				h.by, h.until = nil, time.Time{}
+			}
+			w.mu.Unlock()
+			return
+		}
+	}
+}
+
+// gone gives up what an error may have left.
+func (w *world) gone(s *worldSidecar, r lock.Resource, id lock.HoldID, err error) {
+	for errors.Is(err, lock.ErrUnavailable) && !w.isDead(s) {
+		err = s.l.Release(context.Background(), r, id)
+	}
+}
+
+func (w *world) isDead(s *worldSidecar) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return s.dead
+}
