@@ -11,7 +11,8 @@ import (
 // between two sidecars that keep it.
 //
 // It begins with the time of day. Where it stood still because there was no sidecar at all, nobody knows for how long. So a sidecar that
-// has found no other lease in the store sets it to the time of day by its own wall clock, if that is later. No other reading of a
+// has found no other lease in the store sets it to the time of day by its own wall clock, if that is later and nobody has
+// written the clock since. So this moves the end of nothing that was counted since. No other reading of a
 // wall clock ends anything here. After the last sidecar was killed its lease is still there, and the clock goes on from where it was:
 // for all that the next one knows, that was a moment ago.
 

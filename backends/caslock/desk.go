@@ -125,9 +125,12 @@ func (o *op) notSent() {
 // serve carries out one batch, and tells whether the desk is empty, and closed.
 func (b *Backend) serve(name lock.Resource, d *desk) (empty bool) {
 	b.deskMu.Lock()
-	n, keys := 0, 0
-	for n < min(len(d.waiting), batch) && (n == 0 || keys+d.waiting[n].writes() <= written) {
-		keys += d.waiting[n].writes()
+	n, keys, reads := 0, 0, 0
+	for n < min(len(d.waiting), batch) {
+		keys, reads = keys+d.waiting[n].writes(), reads+d.waiting[n].reads()
+		if n > 0 && (keys > written || reads > parts) {
+			break
+		}
 		n++
 	}
 	ops := slices.Clone(d.waiting[:n])

@@ -136,6 +136,8 @@ func (s *state) left(k *kept) time.Duration {
 }
 
 // detach takes a hold off its lease, and keeps it for its time; for none, it ends.
+//
+// Model: kept.DETACH, kept.RELEASE.
 func (s *state) detach(o *op, m *member) {
 	k := s.kept[o.id]
 	_, forcing := s.forced[o.names()]
@@ -170,6 +172,8 @@ func (s *state) detach(o *op, m *member) {
 }
 
 // attach puts a detached hold to a lease.
+//
+// Model: kept.ATTACH.
 func (s *state) attach(o *op, m *member) {
 	k := s.kept[o.id]
 	_, taken := s.forced[o.names()]

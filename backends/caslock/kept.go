@@ -153,6 +153,8 @@ func (s *state) forgetKept(k *kept) {
 }
 
 // lapse takes a second place away whose time is over.
+//
+// Model: kept.OVER.
 func (s *state) lapse(o *op) {
 	switch k := s.kept[o.id]; {
 	case k != nil && (o.gen > 0 && o.gen == k.generation() || o.ends > 0 && o.ends == k.Ends):

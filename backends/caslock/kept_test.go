@@ -234,6 +234,38 @@ func TestCountedWhileItEnds(t *testing.T) {
 	}
 }
 
+// A sidecar finds no other one, an hour after the last one. Before it keeps the clock, another one does, and counts the time of what is
+// kept since. The first one does not set the clock any more.
+func TestSomebodyElseWasQuicker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		_, l, end := clocked(t, m, 0)
+		synctest.Wait()
+		mustHave(t, l, keeping("before", 2*time.Hour))
+		_ = l.Close(context.Background())
+		end()
+		time.Sleep(time.Hour)
+		alone, _, _ := clocked(t, m, 0)
+		quick, l, _ := clocked(t, m, 0)
+		q := keeping("r", time.Hour/2)
+		mustHave(t, l, q)
+		if _, err := quick.endDue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := alone.endDue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !isTaken(t, l, "r") {
+			t.Error("broken law: what is kept is over at once")
+		}
+		k := keptOf(m.do(Txn{Read: []Range{{Key: keptKey("r", string(q.ID))}}}).Reads[0].KVs[0])
+		clock := decode[int64](m.do(Txn{Read: []Range{{Key: clockKey}}}).Reads[0].KVs[0])
+		if left := time.Duration(k.Ends-clock) * time.Microsecond; k.Ends == 0 || left < time.Hour/2-time.Second {
+			t.Errorf("broken law: it lasts for another %s, want half an hour", left)
+		}
+	})
+}
+
 // An older sidecar ends the lease of a hold, and takes out what is the lease's. Others are kept out. When it forces a release of what is
 // kept, which it takes for a hold that somebody has, that ends.
 func TestKeptBesideOlderSidecars(t *testing.T) {

@@ -64,7 +64,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	r, err := b.do(ctx, "open", Txn{
 		If:   []Cond{{Key: leaseKey(l.id)}},
 		Then: []Write{{Key: leaseKey(l.id), Value: info}, {Key: beatKey(l.id), Value: info}},
-		Read: []Range{{Key: keeperKey}, {Key: leaseKey(keptLease)}, {Key: beatKey(keptLease)}, {Key: leasePrefix, End: after(leasePrefix), Count: true}},
+		Read: []Range{{Key: keeperKey}, {Key: leaseKey(keptLease)}, {Key: beatKey(keptLease)}, {Key: leasePrefix, End: after(leasePrefix), Count: true}, {Key: clockKey}},
 	})
 	if err == nil && len(r.Reads[1].KVs)+len(r.Reads[2].KVs) < 2 {
 		never := encode(leaseInfo{TTL: forEver.Milliseconds()})
@@ -75,6 +75,8 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l.observer.SawKeeper(keeperOf(r.Reads[0]))
 	l.version, l.beat = r.Revision, r.Revision
+	clock, _ := r.Reads[4].one()
+	b.sawClock(clock, true) // as it was when there was no other lease
 	b.mu.Lock()
 	b.alone = r.Reads[3].Count == 1+len(r.Reads[1].KVs)
 	b.leases[l.id] = l

@@ -117,7 +117,7 @@ type road struct {
 }
 
 func (r *road) Do(ctx context.Context, t Txn) (Result, error) {
-	if len(t.If) > MaxParts || len(t.Then) > MaxParts || len(t.Read) > MaxParts {
+	if len(t.If) > MaxParts || len(t.Then)+len(t.Read) > MaxParts { // as etcd counts
 		return Result{}, errors.New("too many parts")
 	}
 	seen := make(map[string]bool)

@@ -91,6 +91,15 @@ func (o *op) writes() int {
 	}
 }
 
+// reads is how many parts of the first trip a request has.
+func (o *op) reads() int {
+	n := 4 * len(o.about()) // a lease, and three keys of the hold
+	if o.kind == opRemove || o.kind == opLapse {
+		n++
+	}
+	return n
+}
+
 // names is the hold or waiter that a request is about. Two leases may choose the same id.
 func (o *op) names() string { return memberKey(o.lease, o.id) }
 

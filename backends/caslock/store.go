@@ -28,7 +28,7 @@ type Store interface {
 // ErrNoAnswer is why the ctx of a transaction ends that the store has not answered in time.
 var ErrNoAnswer = errors.New("no answer in time")
 
-// MaxParts is how many parts a Txn has at most, of each kind.
+// MaxParts is how many conditions a Txn has at most, and how many writes and reads together.
 const MaxParts = 128
 
 // Txn reads, and writes if all of its conditions hold.

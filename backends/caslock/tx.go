@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	// batch is how many requests one transaction carries out, and written how many keys they may write.
-	batch, written = 24, 96
+	// batch is how many requests one transaction carries out, written how many keys they may write, and parts how many they
+	// read, with what they write at first.
+	batch, written, parts = 24, 96, MaxParts - 4
 	// brief is how many holders a refused request is told of.
 	brief = 8
 	// crowded is how often a transaction is overtaken before it waits a moment.

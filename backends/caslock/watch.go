@@ -97,12 +97,16 @@ func (l *lease) End(ctx context.Context, b leasekit.Beat) error {
 	return err
 }
 
+// lastSteps bounds what a keeper counts at its end.
+const lastSteps = 5
+
 // resign has another lease be the keeper at once.
 func (l *lease) resign(ctx context.Context) {
 	if k, keeps := l.observer.Keeps(); keeps { // what fails ends with the TTL
-		for more := true; more && ctx.Err() == nil; { // who comes next may come in an hour
-			var err error
-			if more, err = l.b.endDue(ctx); err != nil {
+		for range lastSteps { // who comes next may come in an hour
+			if more, err := l.b.endDue(ctx); err != nil {
+				return
+			} else if !more {
 				break
 			}
 		}
