@@ -79,9 +79,10 @@ var plans = []plan{
 	},
 	{
 		name: "Etcd", kind: testengine.EtcdCluster, options: "?" + timeout, sides: 3, apps: 6,
-		faults: []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
-		slack:  ttl + 5*time.Second, // others look for a TTL, and a leader is elected
-		long:   true, minHold: true, detaches: true,
+		faults:  []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
+		slack:   ttl + 5*time.Second, // others look for a TTL, and a leader is elected
+		long:    true,
+		permits: true, minHold: true, detaches: true,
 	},
 	{
 		name: "MariaDB", kind: testengine.MariaDBPair, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",

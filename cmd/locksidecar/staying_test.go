@@ -8,14 +8,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
 // staying takes, before the store is killed, what stays in it beside the usual locks: one that is kept for
 // its min_hold, one that is detached, both of two permits, and a lead with a candidate. check tells when the store is
 // back, and the file "go" is in dir, whether all of that stays, and whether two ever had the same of it.
-func staying(t *testing.T, kind *testengine.Kind, one, other *sidecarProgram, dir string) (check func()) {
+func staying(t *testing.T, one, other *sidecarProgram, dir string) (check func()) {
 	t.Helper()
 	// Two CMDs that have the same file locked have the same slot, or both lead.
 	const job = `exec 9>>"$1/$2${LOCKSIDECAR_SLOT-}"; flock -n 9 || echo "beside another: $2" >>"$1/journal"; echo "$LOCKSIDECAR_FENCE ${LOCKSIDECAR_SLOT-}"; `
@@ -42,10 +40,7 @@ func staying(t *testing.T, kind *testengine.Kind, one, other *sidecarProgram, di
 		return cli(t, "run", "--socket", side.socket, "--wait", "0s", "--min-hold", "1h", "kept", "--", "true")
 	}
 	if got := kept(one); got.code != 0 {
-		if kind != testengine.Etcd || !strings.Contains(got.err, "this store has no min_hold") {
-			t.Fatalf("run --min-hold: %+v", got)
-		}
-		return checkLead
+		t.Fatalf("run --min-hold: %+v", got)
 	}
 	handle := strings.TrimSpace(cli(t, "detached", "take", "--socket", one.socket, "--ttl", "1h", "--wait", "0s", "detached").out)
 	var was struct{ Holders []struct{ Fence string } }

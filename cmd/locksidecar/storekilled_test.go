@@ -58,7 +58,7 @@ grep -q "^$2 done" "$1/journal" || echo "$2 done" >>"$1/journal"`
 	}
 	first, together := once(0), group(0)
 	eventually(t, "both are at work", func() bool { return has("pay begins", 1)() && has("group begins", 1)() })
-	checkStaying := staying(t, kind, sides[0], sides[1], dir)
+	checkStaying := staying(t, sides[0], sides[1], dir)
 	testengine.Crash(t, server, testengine.KeepData)
 	if err := server.(testengine.Crasher).Start(t.Context()); err != nil {
 		t.Fatal(err)
