@@ -93,12 +93,12 @@ resourceRules:
 
 {{/*
 Which pods a binding is for. Pods that are excluded by their labels get the sidecar all the
-same when they ask for it themselves. Argument: {root, scope}
+same when they ask for it themselves. Argument: {root, scope: {namespaces, allPods: also those that are excluded}}
 */}}
 {{- define "locksidecar.matchResources" -}}
 matchPolicy: Equivalent
 objectSelector:
-{{- if and .scope.namespaces .root.Values.injection.excludedPods }}
+{{- if and .scope.namespaces .root.Values.injection.excludedPods (not .scope.allPods) }}
   matchExpressions:
     {{- range $key, $values := .root.Values.injection.excludedPods }}
     - {key: {{ $key | quote }}, operator: NotIn, values: {{ toJson $values }}}
