@@ -189,6 +189,7 @@ var admissionCases = []admissionCase{
 	{name: "as a label in an excluded namespace", namespace: "kube-system", pod: `{labels: {locksidecar.io/inject: "true"}, spec: {containers: [{name: app, image: app}]}}`, untouched: true},
 
 	{name: "several lines", pod: plain(`, locksidecar.io/ttl: "10s\n"`), refused: "the annotation locksidecar.io/ttl is '10s ': must be a duration"},
+	{name: "lines of Windows", pod: plain(`, locksidecar.io/ttl: "10s\r\nfor ever"`), refused: "the annotation locksidecar.io/ttl is '10s  for ever': must be a duration"},
 	{name: "a long value", pod: plain(", locksidecar.io/log-level: " + strings.Repeat("x", 6000)), refused: "locksidecar.io/log-level is '" + strings.Repeat("x", 100) + "…': must be trace"},
 	{name: "a long profile", pod: plain(", locksidecar.io/profile: " + strings.Repeat("x", 6000)), refused: "names '" + strings.Repeat("x", 100) + "…', which is not a profile"},
 

@@ -10,17 +10,24 @@ import (
 // TestReinvocation: a container that another policy or webhook adds after ours
 // gets the socket too.
 func TestReinvocation(t *testing.T) {
-	e := newEvaluator(t, objects(t, theChart(t), parse(t, theValues), "v1.36"))
-	ns := namespaces()["locks-plain"]
-	pod, _, err := e.admit(t.Context(), ns, parsePod(t, plain("")))
-	if err != nil {
-		t.Fatal(err)
+	for mode, v := range map[string]string{"sidecar": theValues, "node": nodeValues} {
+		e := newEvaluator(t, objects(t, theChart(t), parse(t, v), "v1.36"))
+		e.between = func(p *corev1.Pod) {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "late", Image: "late"})
+		}
+		pod, _, err := e.admit(t.Context(), namespaces()["locks-plain"], parsePod(t, plain("")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := pod.Spec.Containers
+		if len(c) != 2 || len(c[1].VolumeMounts) != 1 || c[1].VolumeMounts[0].MountPath != directory {
+			t.Fatalf("mode %s: %+v", mode, c)
+		}
+		wantEnv(t, &c[1], "LOCKSIDECAR_SOCKET", socket)
+		if mode == "sidecar" {
+			sidecar(t, pod)
+		}
 	}
-	pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: "late", Image: "late"})
-	if pod, _, err = e.admit(t.Context(), ns, pod); err != nil {
-		t.Fatal(err)
-	}
-	sidecar(t, pod)
 }
 
 // TestPutInFront: an init container that a webhook puts in front of the sidecar, after the

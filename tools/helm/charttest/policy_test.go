@@ -34,12 +34,14 @@ import (
 type evaluator struct {
 	mutating   []mutation
 	validating []validation
+	between    func(*corev1.Pod) // what others do to a pod after its policies were asked; nil: nothing
 }
 
 type mutation struct {
 	name     string
 	selector selectors
 	fail     bool
+	again    bool // when others have changed the pod
 	matcher  matchconditions.Matcher
 	compiled *cel.CompositedCompiler
 	patcher  patch.Patcher
@@ -165,6 +167,7 @@ func newEvaluator(t testing.TB, all []object) *evaluator {
 			m := mutation{
 				name: p.Name, selector: bound["m/"+p.Name], compiled: compiler,
 				fail:    *p.Spec.FailurePolicy == admissionv1.Fail,
+				again:   p.Spec.ReinvocationPolicy == admissionv1.IfNeededReinvocationPolicy,
 				matcher: conditions(t, compiler, p.Spec.MatchConditions, p.Spec.FailurePolicy, p.Name),
 			}
 			if len(p.Spec.Mutations) != 1 {
@@ -215,9 +218,12 @@ func (e *evaluator) admit(ctx context.Context, ns *corev1.Namespace, pod *corev1
 		a := admission.NewAttributesRecord(pod, nil, podKind, ns.Name, pod.Name, podResource, "", admission.Create, &metav1.CreateOptions{}, false, nil)
 		return &admission.VersionedAttributes{Attributes: a, VersionedObject: admission.NewLazyObject(pod), VersionedKind: podKind}
 	}
-	for range 2 { // reinvocationPolicy is IfNeeded: the second time, nothing must be left to do
+	for round := range 2 { // where nobody has changed the pod, nothing must be left to do the second time
+		if round > 0 && e.between != nil {
+			e.between(pod)
+		}
 		for _, m := range e.mutating {
-			if !m.selector.match(ns, pod.Labels) {
+			if !m.selector.match(ns, pod.Labels) || round > 0 && !m.again {
 				continue
 			}
 			ctx := m.compiled.CreateContext(ctx)
