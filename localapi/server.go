@@ -134,26 +134,18 @@ func (s *Server) Run(ctx context.Context) error {
 	watch.Go(func() { failed <- watcher.Run(watching) })
 	servers.Go(func() { failed <- grpcServer.Serve(s.grpcConns) })
 	servers.Go(func() { failed <- httpServer.Serve(s.httpConns) })
-	servers.Go(func() { s.accept(s.stopping, socket.UnixListener, watcher) })
-	watch.Go(func() {
-		socket.watch(s.stopping, func() {
-			if s.o.Replace {
-				s.o.Logger.Warn("the socket was removed or replaced: apps that are connected keep their locks, others reach the sidecar that has replaced it", keySocket, s.o.Socket)
-				return
-			}
-			s.o.Logger.Error("the socket was removed or replaced: apps that are connected keep their locks, and no others can connect; restart this sidecar", keySocket, s.o.Socket)
-		})
-	})
+	door := &door{s: s, enter: func(l *socketFile) { s.accept(s.stopping, l.UnixListener, watcher) }}
+	err = door.open(socket)
+	watch.Go(func() { door.watch(s.stopping) })
 	close(s.listening)
 	s.o.Logger.Info("serving", keySocket, s.o.Socket)
 
 	select {
 	case <-ctx.Done():
-		err = nil
 	case err = <-failed:
 	}
 	s.beginStop()
-	err = errors.Join(err, socket.Close())
+	err = errors.Join(err, door.close())
 	s.stopServers(context.WithoutCancel(ctx), grpcServer, httpServer)
 	servers.Wait()
 	s.running.Wait()

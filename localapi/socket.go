@@ -114,7 +114,7 @@ func (s *socketFile) Close() error {
 }
 
 // A socket is looked at soon after it was made, and then more and more seldom: each look
-// wakes a sidecar that has nothing else to do.
+// wakes a sidecar that has nothing else to do. One that may be replaced is always looked at as often.
 const (
 	firstLook = time.Second
 	maxLook   = 16 * time.Second
@@ -137,7 +137,9 @@ func (s *socketFile) watch(ctx context.Context, f func()) {
 				f()
 				return
 			}
-			pause = min(2*pause, maxLook)
+			if s.lock != nil {
+				pause = min(2*pause, maxLook)
+			}
 			look.Reset(pause)
 		case <-ctx.Done():
 			return

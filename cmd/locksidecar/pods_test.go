@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/localapi/podid"
 )
 
@@ -73,8 +74,7 @@ func (n *testNode) pod(name, account string) (cgroup string) {
 // agent starts the sidecar of the node in a container.
 func (n *testNode) agent(cgroup string, args ...string) *program {
 	n.t.Helper()
-	p := launchIn(n.t, 0, cgroup, binary, append([]string{"serve", "--socket", n.socket, "--socket-mode", "0666", "--principal", "pod", "--space", "namespace",
-		"--pods-folder", string(n.folder)}, args...)...)
+	p := n.begin(cgroup, args...)
 	eventually(n.t, "the agent serves", func() bool {
 		select {
 		case <-p.exited:
@@ -196,7 +196,7 @@ func TestPodIsKilled(t *testing.T) {
 // one takes no socket away.
 func TestAgentIsReplaced(t *testing.T) {
 	n := newTestNode(t)
-	allow := []string{"--allow-service-account", "shop/*", "--drain", "5m"}
+	allow := append(onStore(t, testengine.Redis), "--allow-service-account", "shop/*", "--drain", "5m")
 	old := n.agent(n.pod("agent-1", ""), append(allow, "--name", "old")...)
 	pod := n.pod("orders", "shop/orders")
 	done := filepath.Join(string(n.folder), "done")
@@ -240,9 +240,8 @@ func TestAgentWithoutAStore(t *testing.T) {
 	allow := []string{"--allow-service-account", "shop/*"}
 	pod, second := n.pod("orders", "shop/orders"), n.pod("agent-2", "")
 	noStore := append(allow, "--store", "redis://127.0.0.1:1", "--name", "new")
-	old := n.agent(n.pod("agent-1", ""), append(allow, "--name", "old")...)
-	now := launchIn(t, 0, second, binary, append([]string{"serve", "--socket", n.socket, "--socket-mode", "0666", "--principal", "pod", "--space", "namespace",
-		"--pods-folder", string(n.folder)}, noStore...)...)
+	old := n.agent(n.pod("agent-1", ""), append(append(onStore(t, testengine.Redis), allow...), "--name", "old")...)
+	now := n.begin(second, noStore...)
 	eventually(t, "the new one waits", func() bool {
 		return strings.Contains(now.err.String(), "it is replaced when locks can be granted here")
 	})

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/locksidecar/locksidecar/backends"
 	"github.com/locksidecar/locksidecar/localapi"
 	"github.com/locksidecar/locksidecar/localapi/podid"
 	"github.com/locksidecar/locksidecar/session"
@@ -174,7 +175,9 @@ func (s *serveFlags) pods(o *sidecarOptions) (err error) {
 			return fmt.Errorf("--allow-service-account: %q is not NAMESPACE/NAME, where each may end in *", pattern)
 		}
 	}
-	o.replace = true
+	// Agents that follow one another serve at the same time for a while. If each had a store of its own, each would
+	// grant the same locks.
+	o.replace = !backends.Private(o.store)
 	o.access.AdminUIDs, o.access.Admins = nil, []string{localapi.NodePrincipal}
 	o.principals, err = localapi.ByPod(podid.Folder(s.podsFolder), func(p podid.Principal) bool {
 		return slices.ContainsFunc(s.allowAccounts, func(pattern string) bool {

@@ -208,18 +208,27 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 	return err
 }
 
-// readyLook is how often a sidecar that is to replace another one looks whether it can grant locks.
-const readyLook = 100 * time.Millisecond
+const (
+	// readyLook is how often a sidecar that is to replace another one looks whether it can grant locks.
+	readyLook = 100 * time.Millisecond
+	// servedLook is how often it looks whether that one serves still.
+	servedLook = time.Second
+)
 
-// awaitReady waits until locks can be granted: whoever serves the socket now can perhaps do better
-// than one whose store does not answer.
+// awaitReady waits until locks can be granted, or nobody serves the socket any more: until then, who does can
+// perhaps do better than one whose store does not answer.
 func (s *sidecar) awaitReady(ctx context.Context, manager, health *task) {
 	s.log.Info("another sidecar serves the socket: it is replaced when locks can be granted here")
-	look := time.NewTicker(readyLook)
+	look, ask := time.NewTicker(readyLook), time.NewTicker(servedLook)
 	defer look.Stop()
+	defer ask.Stop()
 	for s.manager.OnceReady() != nil {
 		select {
 		case <-look.C:
+		case <-ask.C:
+			if !localapi.Served(ctx, s.o.socket) {
+				return
+			}
 		case <-ctx.Done():
 			return
 		case <-manager.ended():

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// begin starts an agent and does not wait until it serves.
+func (n *testNode) begin(cgroup string, args ...string) *program {
+	n.t.Helper()
+	return launchIn(n.t, 0, cgroup, binary, append([]string{"serve", "--socket", n.socket, "--socket-mode", "0666", "--principal", "pod", "--space", "namespace",
+		"--pods-folder", string(n.folder)}, args...)...)
+}
+
+// TestAgentsOfAPrivateStore: two agents whose stores know nothing of each other never serve the same node,
+// so that what one has granted the other one does not.
+func TestAgentsOfAPrivateStore(t *testing.T) {
+	n := newTestNode(t)
+	allow := []string{"--allow-service-account", "shop/*", "--store", "embedded:"}
+	first := n.agent(n.pod("agent-1", ""), append(allow, "--name", "old")...)
+	pod := n.pod("orders", "shop/orders")
+	n.holds(pod, "a")
+	second := n.begin(n.pod("agent-2", ""), append(allow, "--name", "new")...)
+	if second.wait(); second.code != exitFailure || !strings.Contains(second.err.String(), "another sidecar serves this socket") {
+		t.Errorf("a second agent on the embedded store: status %d, %s", second.code, second.err)
+	}
+	if got := n.in(pod, "run", "--wait", "0", "a", "--", "true"); got.code != exitNotGot {
+		t.Errorf("broken law: a lock that is held is granted: %+v", got)
+	}
+	first.signal(syscall.SIGKILL)
+	first.wait()
+	n.agent(n.pod("agent-3", ""), allow...) // in place of one that was killed
+}
+
+// TestAgentIsRolledBack: when the agent that has taken the socket ends, and the one before it was not
+// stopped, that one serves again.
+func TestAgentIsRolledBack(t *testing.T) {
+	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(end.String(), func(t *testing.T) {
+			n := newTestNode(t)
+			allow := append(onStore(t, testengine.Redis), "--allow-service-account", "shop/*")
+			old := n.agent(n.pod("agent-1", ""), append(allow, "--name", "old")...)
+			pod := n.pod("orders", "shop/orders")
+			held := n.holds(pod, "a")
+			for _, name := range []string{"new", "newer"} { // more than once
+				now := n.agent(n.pod("agent-"+name, ""), append(allow, "--name", name)...)
+				if got := n.in(pod, "info"); !strings.Contains(got.out, name) {
+					t.Errorf("who serves: %+v", got)
+				}
+				now.signal(end)
+				now.wait()
+				eventually(t, "the old one serves again", func() bool { return strings.Contains(n.in(pod, "info").out, "old") })
+				if got := n.in(pod, "run", "--wait", "1m", "b", "--", "true"); got.code != 0 {
+					t.Errorf("at the old one again: %+v", got)
+				}
+			}
+			select {
+			case <-held.exited:
+				t.Errorf("who held a lock all the time ended with %d: %s", held.code, held.err)
+			default:
+			}
+			old.signal(syscall.SIGTERM)
+			held.signal(syscall.SIGTERM)
+			if old.wait(); old.code != 0 {
+				t.Errorf("it ended with %d: %s", old.code, old.err)
+			}
+			if left, err := filepath.Glob(filepath.Join(string(n.folder), ".*")); err != nil || len(left) > 0 {
+				t.Errorf("left: %q %v", left, err)
+			}
+		})
+	}
+}
+
+// TestOldAgentEndsFirst: an agent that cannot grant locks leaves the socket to another one only as long as
+// that is there. Then apps can connect to it, and wait.
+func TestOldAgentEndsFirst(t *testing.T) {
+	n := newTestNode(t)
+	allow := []string{"--allow-service-account", "shop/*"}
+	pod := n.pod("orders", "shop/orders")
+	old := n.agent(n.pod("agent-1", ""), append(append(onStore(t, testengine.Redis), allow...), "--name", "old")...)
+	now := n.begin(n.pod("agent-2", ""), append(allow, "--store", "redis://127.0.0.1:1", "--name", "new")...)
+	eventually(t, "the new one waits", func() bool {
+		return strings.Contains(now.err.String(), "it is replaced when locks can be granted here")
+	})
+	old.signal(syscall.SIGKILL)
+	old.wait()
+	eventually(t, "the new one serves", func() bool { return strings.Contains(n.in(pod, "info").out, "new") })
+}
