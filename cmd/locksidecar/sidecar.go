@@ -43,6 +43,7 @@ type sidecarOptions struct {
 	principals localapi.Principals // nil: the uid
 	replace    bool                // the socket of a sidecar that runs
 	spaces     func(string) string // of a principal; nil: all have one
+	hideNames  bool                // in metrics, but for those of spaces
 	apiLimits  localapi.Limits
 	httpAddr   string // empty: no TCP
 	drain      time.Duration
@@ -74,6 +75,9 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		}
 	}
 	metrics := telemetry.NewMetrics(buildVersion())
+	if o.hideNames {
+		metrics.HideNames()
+	}
 	s.tracing, err = telemetry.StartTracing(ctx, os.Getenv, buildVersion(), s.o.name, o.stderr, s.log.Named("tracing"))
 	if err != nil {
 		return nil, usage("%w", err)

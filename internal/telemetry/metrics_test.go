@@ -180,6 +180,17 @@ func TestPatternsAreBounded(t *testing.T) {
 	}
 }
 
+// TestNamesAreHidden: where names are not for whoever sees the metrics, patterns say the space and no more.
+func TestNamesAreHidden(t *testing.T) {
+	m := NewMetrics("test")
+	m.HideNames()
+	for name, want := range map[string]string{"shop/orders/42": "shop/*", "team-1/secret-plan": "team-1/*", "shop": "*"} {
+		if got := m.patterns.of(name); got != want {
+			t.Errorf("%s is of %s, want %s", name, got, want)
+		}
+	}
+}
+
 // A hot path must stay one when it is counted.
 func TestMetricsDoNotAllocate(t *testing.T) {
 	m := NewMetrics("test")

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,13 +21,15 @@ var varying = regexp.MustCompile(`[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[
 
 // patterns are the kinds of resources that have a series.
 type patterns struct {
+	spaces bool // a space is a kind
+
 	mu    sync.Mutex
 	known map[string]bool
 }
 
-// of gives the pattern of a resource: orders/42 is one of orders/#.
+// of gives the pattern of a resource: orders/42 is one of orders/#, or of orders/* where a space is a kind.
 func (p *patterns) of(resource string) string {
-	s := varying.ReplaceAllLiteralString(resource, "#")
+	s := p.pattern(resource)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -40,6 +43,20 @@ func (p *patterns) of(resource string) string {
 	p.known[s] = true
 	return s
 }
+
+func (p *patterns) pattern(resource string) string {
+	if !p.spaces {
+		return varying.ReplaceAllLiteralString(resource, "#")
+	}
+	if space, _, has := strings.Cut(resource, "/"); has {
+		return space + "/*"
+	}
+	return "*" // it is in none
+}
+
+// HideNames keeps names of resources out of the metrics but for those of their spaces: who may see the
+// metrics may not see what is in each space. It is called before anything is counted.
+func (m *Metrics) HideNames() { m.patterns.spaces = true }
 
 // waits reads how long requests have been waiting when somebody asks.
 type waits struct {
