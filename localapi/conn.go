@@ -121,8 +121,18 @@ func (c *conn) sessionPeer() session.Peer {
 	return session.Peer{UID: c.peer.UID, GID: c.peer.GID, PID: c.peer.PID, Principal: c.principal, Gone: c.peer.Gone}
 }
 
+// strangers are all whose principal cannot be told. They count as one: by its uid, which
+// a container may choose, each could have as many shares as there are users.
+const strangers = "stranger:all"
+
 // who is the principal that c counts for.
-func (c *conn) who() session.Principal { return c.sessionPeer().Who() }
+func (c *conn) who() session.Principal {
+	p := c.sessionPeer()
+	if c.unknown != nil {
+		p.Principal = strangers
+	}
+	return p.Who()
+}
 
 // whois says in a log line who has connected.
 func (c *conn) whois() []any {

@@ -41,8 +41,12 @@ func (p *perPrincipal) give(who session.Principal) {
 
 // ofOne is the end of the name of a limit that each principal has for itself.
 func ofOne(who session.Principal) string {
-	if kind := who.Kind(); kind != "uid" {
+	switch kind := who.Kind(); {
+	case who.Name() == strangers:
+		return " of all who are not known"
+	case kind != "uid":
 		return " of one " + kind
+	default:
+		return " of one user"
 	}
-	return " of one user"
 }

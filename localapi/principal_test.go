@@ -212,3 +212,27 @@ func TestAccessByName(t *testing.T) {
 		}
 	}
 }
+
+// TestStrangersCountAsOne: those of whom nobody can tell who they are have one share of the connections together,
+// whatever users they are. (A container may choose its users.)
+func TestStrangersCountAsOne(t *testing.T) {
+	p := newPlaces(32, 2)
+	p.firstWord = time.Hour // nobody makes room
+	of := func(uid uint32, name string, unknown error) *conn {
+		return &conn{peer: &peercred.Peer{UID: uid}, principal: name, unknown: unknown, places: p}
+	}
+	for uid := range uint32(2) {
+		if _, err := p.admit(of(uid, "", errors.New("no pod"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var limit *session.LimitError
+	if _, err := p.admit(of(2, "", errors.New("no pod"))); !errors.As(err, &limit) || limit.Limit != "connections of all who are not known" {
+		t.Errorf("one more user: %v", err)
+	}
+	for uid := range uint32(2) {
+		if _, err := p.admit(of(uid, "pod:shop/orders", nil)); err != nil {
+			t.Errorf("a pod that is known: %v", err)
+		}
+	}
+}
