@@ -134,6 +134,14 @@ func (c *conn) who() session.Principal {
 	return p.Who()
 }
 
+// spaceName is the name of the space of c; empty: it is the one of everybody, or not known.
+func (c *conn) spaceName() string {
+	if c.space == nil {
+		return ""
+	}
+	return c.space.Name()
+}
+
 // whois says in a log line who has connected.
 func (c *conn) whois() []any {
 	keys := []any{keyPID, c.peer.PID, keyUID, c.peer.UID}

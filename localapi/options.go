@@ -48,6 +48,8 @@ type Limits struct {
 	Body              time.Duration // for the body of an HTTP request; default 1m
 	Idle              time.Duration // between two requests of an HTTP connection; default 2m
 	Stall             time.Duration // for a client to read on while answers are due; default 30s
+
+	ConnectionsPerSpace int // of all principals of one space together, but not of everybody's; default half of Connections
 }
 
 const (
@@ -72,6 +74,7 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.Mode, defaultMode)
 	setDefault(&o.Limits.Connections, affordableConnections())
 	setDefault(&o.Limits.ConnectionsPerUID, o.Limits.Connections-o.Limits.Connections/4)
+	setDefault(&o.Limits.ConnectionsPerSpace, max(1, o.Limits.Connections/2))
 	setDefault(&o.Limits.WatchesPerUID, defaultWatchesPerUID)
 	setDefault(&o.Limits.MessageBytes, defaultMessageBytes)
 	setDefault(&o.Limits.HeaderBytes, defaultHeaderBytes)

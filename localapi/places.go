@@ -8,7 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/session"
 )
 
-// places bounds the connections: of all principals, and of each.
+// places bounds the connections: of all principals, of each, and of those of one space.
 //
 // A connection without a call in flight and without a session is idle. Where a
 // place is short, the connection that has been idle for longest makes room, so
@@ -19,16 +19,19 @@ type places struct {
 	max, each int
 	firstWord time.Duration // for how long a new connection is not idle
 	// reserve are places that only a principal without any connection gets.
-	reserve int
+	reserve   int
+	eachSpace int // 0: no limit
 
-	mu    sync.Mutex
-	taken int
-	idled uint64 // how often a connection has become idle
-	users map[session.Principal]*user
+	mu     sync.Mutex
+	taken  int
+	idled  uint64 // how often a connection has become idle
+	users  map[session.Principal]*user
+	spaces map[string]int // how many each has, by name; none of everybody
 }
 
 // user is what one principal has. Both lists are of *conn, the longest idle first.
 type user struct {
+	space  string // the name of its own; empty: that of everybody
 	taken  int
 	silent list.List // that have not been in use yet
 	idle   list.List
@@ -49,7 +52,10 @@ type place struct {
 const firstWord = 200 * time.Millisecond
 
 func newPlaces(limit, each int) *places {
-	return &places{max: limit, each: each, firstWord: firstWord, reserve: limit / 16, users: make(map[session.Principal]*user)}
+	return &places{
+		max: limit, each: each, firstWord: firstWord, reserve: limit / 16,
+		users: make(map[session.Principal]*user), spaces: make(map[string]int),
+	}
 }
 
 // admit gives c a place. Where there is none left, evicted has lost its own,
@@ -60,7 +66,7 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	who := c.who()
 	u := p.users[who]
 	if u == nil {
-		u = &user{}
+		u = &user{space: c.spaceName()}
 	}
 	room := p.max
 	if u.taken > 0 {
@@ -71,8 +77,12 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 		if evicted = p.longestIdle(u); evicted == nil {
 			return nil, &session.LimitError{Limit: "connections" + ofOne(who), Max: p.each}
 		}
+	case u.space != "" && p.eachSpace > 0 && p.spaces[u.space] >= p.eachSpace:
+		if evicted = p.victim(u, u.space); evicted == nil {
+			return nil, &session.LimitError{Limit: "connections of one space", Max: p.eachSpace}
+		}
 	case p.taken >= room:
-		if evicted = p.victim(u); evicted == nil {
+		if evicted = p.victim(u, ""); evicted == nil {
 			return nil, &session.LimitError{Limit: "connections", Max: p.max}
 		}
 	}
@@ -82,6 +92,9 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	p.users[who] = u
 	u.taken++
 	p.taken++
+	if u.space != "" {
+		p.spaces[u.space]++
+	}
 	c.place = place{taken: true, came: time.Now()}
 	p.rest(c, &u.silent)
 	return evicted, nil
@@ -94,12 +107,12 @@ func (p *places) rest(c *conn, in *list.List) {
 }
 
 // victim is the connection that makes room for one more of u: an idle one of the
-// user who has the most, and at least as many as u. mu is held.
-func (p *places) victim(u *user) *conn {
+// user who has the most, and at least as many as u; of that space, if there is one. mu is held.
+func (p *places) victim(u *user, space string) *conn {
 	var found *conn
 	most := u.taken - 1
 	for _, other := range p.users {
-		if other.taken <= most {
+		if other.taken <= most || space != "" && other.space != space {
 			continue
 		}
 		if c := p.longestIdle(other); c != nil {
@@ -172,6 +185,12 @@ func (p *places) remove(c *conn) {
 	p.taken--
 	if u.taken--; u.taken == 0 {
 		delete(p.users, who)
+	}
+	if u.space == "" {
+		return
+	}
+	if p.spaces[u.space]--; p.spaces[u.space] == 0 {
+		delete(p.spaces, u.space)
 	}
 }
 

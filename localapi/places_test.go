@@ -14,6 +14,7 @@ import (
 	"time"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -128,6 +129,43 @@ func TestPlaces(t *testing.T) {
 		p.free(mine[2]) // its Close comes later
 		if p.count() != 3 {
 			t.Errorf("%d taken", p.count())
+		}
+	})
+	t.Run("the limit of one space", func(t *testing.T) {
+		m, err := session.New(session.Options{Backend: embedded.New()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := func(space, pod string) *conn {
+			sp, err := m.In(space)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return &conn{peer: &peercred.Peer{}, space: sp, principal: "pod:" + space + "/" + pod}
+		}
+		p := newPlaces(32, 2)
+		p.eachSpace, p.firstWord = 3, 0
+		idle := in("bank", "a")
+		admit(p, idle)
+		busy := in("shop", "a")
+		for _, c := range []*conn{busy, in("shop", "a"), in("shop", "b")} {
+			admit(p, c)
+			p.enter(c)
+		}
+		for range 2 { // though another space has an idle one, and though there is room
+			refused(p, in("shop", "c"), "connections of one space", 3)
+		}
+		admit(p, in("bank", "b"))
+		for i := range 5 { // that sees all spaces
+			admit(p, in("", fmt.Sprint("agent", i)))
+		}
+		p.leave(busy)
+		if got := admit(p, in("shop", "b")); got != busy {
+			t.Error("not the idle one of the space")
+		}
+		p.free(idle)
+		if p.spaces["bank"] != 1 || p.spaces["shop"] != 3 || len(p.spaces) != 2 {
+			t.Errorf("spaces: %v", p.spaces)
 		}
 	})
 	t.Run("who has the most makes room", func(t *testing.T) {

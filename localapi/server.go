@@ -94,6 +94,7 @@ func New(o Options) *Server {
 		unread:    &unread{users: make(map[session.Principal]int)},
 		listening: make(chan struct{}),
 	}
+	s.places.eachSpace = o.Limits.ConnectionsPerSpace
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
 	s.grpcConns, s.httpConns = newQueueListener(addr), newQueueListener(addr)
 	s.stopping, s.stop = context.WithCancelCause(context.Background())

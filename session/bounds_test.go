@@ -133,6 +133,8 @@ func TestBoundsOfOptions(t *testing.T) {
 			{func(o *Options) { o.Limits.HoldsPerSession = -1 }, "limits"},
 			{func(o *Options) { o.Limits.HoldsPerUID = -1 }, "limits"},
 			{func(o *Options) { o.Limits.WaitersPerSession = -1 }, "limits"},
+			{func(o *Options) { o.Limits.SessionsPerSpace = -1 }, "limits"},
+			{func(o *Options) { o.Limits.HoldsPerSpace = -1 }, "limits"},
 			{func(o *Options) { o.Namespace = strings.Repeat("x", lock.MaxResourceBytes-2) }, ""},
 			{func(o *Options) { o.Namespace = strings.Repeat("x", lock.MaxResourceBytes-1) }, "namespace"},
 			{func(o *Options) { o.Namespace = "a/b" }, "namespace"},

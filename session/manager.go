@@ -39,6 +39,9 @@ type Limits struct {
 	HoldsPerUID       int // the same, of all sessions of one principal; default 20000
 	DetachedPerUID    int // holds that a principal has detached here and that are not known to be over; default 1000
 	WaitersPerSession int // Acquire calls at the same time; default 1000
+	// Of all principals of one space together, but not of Everybody; default: nothing but the limits above.
+	SessionsPerSpace int
+	HoldsPerSpace    int
 }
 
 // The defaults of Options.
@@ -191,11 +194,13 @@ func (sp *Space) enter(s *Session, r OpenRequest) error {
 		return ErrDraining
 	case len(sp.m.sessions) >= roomFor(who.who, u, sp.m.o.Limits.Sessions):
 		return &LimitError{Limit: "sessions", Max: sp.m.o.Limits.Sessions}
+	case u != nil && u.sessions >= sp.m.o.Limits.SessionsPerUID:
+		return &LimitError{Limit: "sessions per " + s.who.Kind(), Max: sp.m.o.Limits.SessionsPerUID}
+	case sp.full():
+		return &LimitError{Limit: "sessions per space", Max: sp.m.o.Limits.SessionsPerSpace}
 	case u == nil:
 		u = &user{}
 		sp.m.users[who] = u
-	case u.sessions >= sp.m.o.Limits.SessionsPerUID:
-		return &LimitError{Limit: "sessions per " + s.who.Kind(), Max: sp.m.o.Limits.SessionsPerUID}
 	}
 	u.sessions++
 	if !sp.Whole() {
@@ -208,6 +213,12 @@ func (sp *Space) enter(s *Session, r OpenRequest) error {
 	sp.m.sessions[s.id] = s
 	watch(s, r)
 	return nil
+}
+
+// full tells whether the space has all the sessions that it may have. m.mu is held.
+func (sp *Space) full() bool {
+	limit, u := sp.m.o.Limits.SessionsPerSpace, sp.m.spaces[sp.prefix]
+	return limit > 0 && u != nil && u.sessions >= limit
 }
 
 // roomFor is how many sessions there may be before one more of a principal, of whom there is u already. A

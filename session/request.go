@@ -55,6 +55,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		return q
 	}
 	size := max(len(parts), 1)
+	room, full := s.user.reserve(size, s.space.m.o.Limits)
 	a := ledger.Ask{
 		RequestID:  r.RequestID,
 		Resource:   res,
@@ -72,7 +73,8 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		MinHold:    r.MinHold,
 		Detachable: r.Detachable,
 		Tag:        ctx,
-		Room:       s.user.reserve(size, s.space.m.o.Limits.HoldsPerUID),
+		Room:       room,
+		Full:       full,
 	}
 	if parts != nil {
 		a.Resource, a.Name = parts[0].Resource, parts[0].Name

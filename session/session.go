@@ -57,6 +57,9 @@ type levels struct{ size, kept, waits int }
 func (l *levels) follow(now levels, m *Manager, u *user) {
 	if d := now.size - l.size; d != 0 {
 		u.holds.Add(int64(d))
+		if u.space != nil {
+			u.space.holds.Add(int64(d))
+		}
 	}
 	if d := now.waits - l.waits; d != 0 {
 		m.waiters.Add(int64(d))
@@ -82,13 +85,23 @@ type user struct {
 	space    *usage // nil: that of everybody
 }
 
-// reserve takes room for n more holds, if there is some.
-func (u *user) reserve(n, limit int) bool {
-	if u.holds.Add(int64(n)) > int64(limit) {
-		u.holds.Add(-int64(n))
-		return false
+// reserve takes room for n more holds, if there is some. full is the error if it is the space that
+// has none.
+func (u *user) reserve(n int, l Limits) (room bool, full *LimitError) {
+	more := int64(n)
+	if u.holds.Add(more) > int64(l.HoldsPerUID) {
+		u.holds.Add(-more)
+		return false, nil
 	}
-	return true
+	if u.space == nil {
+		return true, nil
+	}
+	if u.space.holds.Add(more) > int64(l.HoldsPerSpace) && l.HoldsPerSpace > 0 {
+		u.space.holds.Add(-more)
+		u.holds.Add(-more)
+		return false, &LimitError{Limit: "holds per space", Max: l.HoldsPerSpace}
+	}
+	return true, nil
 }
 
 func newSession(sp *Space, r OpenRequest) *Session {

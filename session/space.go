@@ -22,7 +22,8 @@ type Space struct {
 
 // usage is what the sessions of one space have together.
 type usage struct {
-	sessions    int // m.mu is held
+	sessions    int          // m.mu is held
+	holds       atomic.Int64 // what counts for Limits.HoldsPerSpace
 	kept, waits atomic.Int64
 }
 

@@ -90,3 +90,30 @@ func TestOldAgentEndsFirst(t *testing.T) {
 	old.wait()
 	eventually(t, "the new one serves", func() bool { return strings.Contains(n.in(pod, "info").out, "new") })
 }
+
+// TestNamespaceIsFull: the pods of a namespace, however many, leave room to others, and so do namespaces that
+// share names.
+func TestNamespaceIsFull(t *testing.T) {
+	for _, c := range []struct {
+		limits []string
+		want   string
+	}{
+		{[]string{"--max-sessions-per-space", "2"}, "at most 2 sessions per space"},
+		{[]string{"--max-sessions", "5"}, "at most 2 sessions per space"},
+		{[]string{"--max-holds-per-space", "2"}, "at most 2 holds per space"},
+		{[]string{"--max-connections-per-space", "2"}, "at most 2 connections of one space"}, // who has no place tries again, and the log says why
+	} {
+		t.Run(strings.Join(c.limits, " "), func(t *testing.T) {
+			n := newTestNode(t)
+			agent := n.agent(n.pod("agent", ""), append(c.limits, "--allow-service-account", "*/*", "--space-of", "shop-eu=shop")...)
+			n.holds(n.pod("orders-1", "shop/a"), "a")
+			n.holds(n.pod("orders-2", "shop-eu/b"), "b")
+			if got := n.in(n.pod("orders-3", "shop/c"), "run", "--wait", "0", "c", "--", "true"); got.code == 0 || !strings.Contains(got.err+agent.err.String(), c.want) {
+				t.Errorf("a third pod: %+v", got)
+			}
+			if got := n.in(n.pod("ledger", "bank/a"), "run", "--wait", "0", "a", "--", "true"); got.code != 0 {
+				t.Errorf("another namespace: %+v", got)
+			}
+		})
+	}
+}

@@ -284,6 +284,10 @@ func TestPodFlags(t *testing.T) {
 		{append(pod, "--space-of", "Shop=x"), "is no name of a namespace"},
 		{append(pod, "--space-of", "shop"), "is not NAMESPACE=SPACE"},
 		{[]string{"--allow-service-account", "shop/*"}, "means nothing without --principal pod"},
+		{[]string{"--max-sessions-per-space", "5"}, "mean nothing without --space unit or --space namespace"},
+		{[]string{"--max-holds-per-space", "5"}, "mean nothing without --space unit or --space namespace"},
+		{[]string{"--max-connections-per-space", "5"}, "mean nothing without --space unit or --space namespace"},
+		{append(pod, "--max-holds-per-space", "-1"), "--max-holds-per-space is -1: must be at least 0"},
 	} {
 		if got := cli(t, append([]string{"serve", "--socket", filepath.Join(socketDir(t), "s")}, c.args...)...); got.code != exitUsage || !strings.Contains(got.err, c.want) {
 			t.Errorf("%q: %+v", c.args, got)

@@ -28,6 +28,7 @@ type Ask struct {
 	Detachable bool
 	Handle     lock.HandleKey // attach the hold that it names
 	Room       bool           // the user of the session may have so many more holds
+	Full       *LimitError    // the error where there is no Room, if it is not Options.NoRoom
 	Tag        any            // the Hold has it until it is granted
 	Then       func(*Call)
 }
@@ -133,6 +134,8 @@ func (l *Ledger) room(a *Ask) error {
 	switch {
 	case l.Size()+max(len(a.Parts), 1) > l.o.Holds:
 		return &LimitError{Limit: "holds", Max: l.o.Holds}
+	case !a.Room && a.Full != nil:
+		return a.Full
 	case !a.Room:
 		return l.o.NoRoom
 	}
