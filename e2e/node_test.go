@@ -33,7 +33,7 @@ func useNode(t *testing.T, kubelet string) {
 	t.Helper()
 	repository, tag, _ := cutLast(image(0), ":")
 	values := valuesFile("locksidecar-e2e-node-values.json", object{
-		"mode": "node",
+		"mode": "node", "allowModeChange": true,
 		"node": object{"allow": []string{appsNS + "/*", optedNS + "/default"}, "kubeletFolder": kubelet},
 		"profileDefaults": object{
 			"image": object{"repository": repository, "tag": tag}, "drain": nodeDrain.String(),
@@ -41,7 +41,7 @@ func useNode(t *testing.T, kubelet string) {
 		},
 	})
 	t.Cleanup(func() {
-		if _, err := helm(context.WithoutCancel(t.Context()), installArgs("upgrade")...); err != nil {
+		if _, err := helm(context.WithoutCancel(t.Context()), installArgs("upgrade", "--set", "allowModeChange=true")...); err != nil {
 			t.Error(err)
 		} else if err := awaitPolicy(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-FOLDER = "/run/locksidecar-node"
+FOLDER = "/run/locksidecar-node/node.locksidecar.io"
 
 
 def processes(name):

@@ -13,7 +13,7 @@ import (
 // nodeValues are those of one sidecar per node.
 const nodeValues = `
 mode: node
-node: {allow: ["shop/*", "team-*/orders"], spaces: {shop-eu: shop}}
+node: {allow: ["shop/*", "team-*/orders"], spaces: {shop-eu: shop}, perNamespace: {sessions: 700, holds: 1000000}}
 profiles: {default: {store: {secret: {name: locks}, files: {secret: redis, password: password}}, drain: 90s, ttl: 5s, env: {ZONE: {fieldRef: {fieldPath: spec.nodeName}}}}}
 `
 
@@ -40,6 +40,7 @@ func TestNodeAgent(t *testing.T) {
 		}
 	}
 	for name, value := range map[string]string{
+		"LOCKSIDECAR_MAX_CONNECTIONS_PER_SPACE": "0", "LOCKSIDECAR_MAX_SESSIONS_PER_SPACE": "700", "LOCKSIDECAR_MAX_HOLDS_PER_SPACE": "1000000",
 		"LOCKSIDECAR_TTL": "5s", "LOCKSIDECAR_SOCKET": "/run/locksidecar-node/socket/locksidecar.sock", "LOCKSIDECAR_HTTP_ADDR": ":24737", "GOMEMLIMIT": "460MiB", "LOCKSIDECAR_MAX_CONNECTIONS_PER_UID": "64",
 	} {
 		wantEnv(t, &c, name, value)
@@ -66,6 +67,9 @@ func TestNodeAgent(t *testing.T) {
 		if m.Name != "socket" && !m.ReadOnly {
 			t.Errorf("it may write to %s", m.MountPath)
 		}
+	}
+	if p := c.ReadinessProbe; p == nil || p.HTTPGet.Path != "/readyz?once=true" {
+		t.Errorf("Kubernetes does not know when it can take over: %+v", p)
 	}
 	if set.Spec.Template.Labels["locksidecar.io/injected"] != "true" {
 		t.Error("the PodMonitor does not find it")
@@ -114,7 +118,7 @@ func TestNodeDriverPod(t *testing.T) {
 		t.Errorf("%+v", spec)
 	}
 	d := ofNode[storagev1.CSIDriver](t, v, "storage.k8s.io/v1/CSIDriver", "locks.example.com")
-	if !*d.Spec.PodInfoOnMount || *d.Spec.AttachRequired || len(d.Spec.VolumeLifecycleModes) != 1 || d.Spec.VolumeLifecycleModes[0] != storagev1.VolumeLifecycleEphemeral ||
+	if !*d.Spec.PodInfoOnMount || *d.Spec.AttachRequired || *d.Spec.FSGroupPolicy != storagev1.NoneFSGroupPolicy || len(d.Spec.VolumeLifecycleModes) != 1 || d.Spec.VolumeLifecycleModes[0] != storagev1.VolumeLifecycleEphemeral ||
 		d.Labels["security.kubernetes.io/csi-ephemeral-volume-profile"] != "restricted" {
 		t.Errorf("%+v %+v", d.Spec, d.Labels)
 	}
@@ -210,6 +214,8 @@ func TestNodeValues(t *testing.T) {
 		{"users", `{mode: node, node: {allow: ["*/*"]}, profileDefaults: {allowUids: [1000]}}`, "leave out allowUids"},
 		{"no port", `{mode: node, node: {allow: ["*/*"]}, profileDefaults: {httpPort: 0}}`, "mode: node needs httpPort"},
 		{"any user", `{mode: node, node: {allow: ["*/*"]}, profileDefaults: {runAsUser: 0}}`, "and runAsUser"},
+		{"a store that two agents do not share", `{mode: node, node: {allow: ["*/*"]}, profiles: {default: {store: {url: "embedded:"}}}}`, "mode: node cannot use the store embedded:"},
+		{"an upgrade that does not wait", `{mode: node, node: {allow: ["*/*"]}, profileDefaults: {readiness: never}}`, "mode: node cannot do with readiness: never"},
 		{"no such mode", `{mode: pod}`, "/mode"},
 		{"no pattern", `{mode: node, node: {allow: [shop]}}`, "/node/allow/0"},
 		{"a list in one", `{mode: node, node: {allow: ["shop/a,bank/*"]}}`, "/node/allow/0"},
@@ -221,5 +227,59 @@ func TestNodeValues(t *testing.T) {
 	}
 	if _, err := render(theChart(t), parse(t, `{mode: node, node: {allow: ["*/*"]}, injection: {enabled: false}}`), "v1.29"); err != nil {
 		t.Errorf("an old cluster, without policies: %v", err)
+	}
+}
+
+// TestNodeConnections: no pod has more than a quarter of the agent's connections, unless a value says so.
+func TestNodeConnections(t *testing.T) {
+	for v, want := range map[string]string{
+		"{}": "64", "{maxConnections: 1000}": "64", "{maxConnections: 100}": "25", "{maxConnections: 2}": "1", "{maxConnections: 10, maxConnectionsPerUid: 9}": "9",
+	} {
+		set := ofNode[appsv1.DaemonSet](t, "{mode: node, node: {allow: ['*/*']}, profileDefaults: "+v+"}", "apps/v1/DaemonSet", "locksidecar-agent")
+		wantEnv(t, &set.Spec.Template.Spec.Containers[0], "LOCKSIDECAR_MAX_CONNECTIONS_PER_UID", want)
+	}
+}
+
+// TestNodePullSecrets: a registry that wants a password can have the image.
+func TestNodePullSecrets(t *testing.T) {
+	v := strings.Replace(nodeValues, "node: {", "node: {imagePullSecrets: [registry, other], ", 1)
+	want := []corev1.LocalObjectReference{{Name: "registry"}, {Name: "other"}}
+	for _, part := range []string{"agent", "driver"} {
+		set := ofNode[appsv1.DaemonSet](t, v, "apps/v1/DaemonSet", "locksidecar-"+part)
+		if got := set.Spec.Template.Spec.ImagePullSecrets; !slices.Equal(got, want) {
+			t.Errorf("%s: %v", part, got)
+		}
+	}
+	if got := ofNode[corev1.Pod](t, v, "v1/Pod", "locksidecar-test").Spec.ImagePullSecrets; !slices.Equal(got, want) {
+		t.Errorf("helm test: %v", got)
+	}
+}
+
+// TestNodesOfTwoReleases: an agent takes the socket of who serves its folder. Releases with drivers of their own have
+// folders of their own, so that none takes over the pods of another one, with another store.
+func TestNodesOfTwoReleases(t *testing.T) {
+	folders := map[string]string{}
+	for _, release := range []struct{ name, driver string }{{"locksidecar", "node.locksidecar.io"}, {"other-locksidecar", "other.example.com"}} {
+		v := strings.Replace(nodeValues, "node: {", "injection: {enabled: false}\nnode: {driverName: "+release.driver+", ", 1)
+		for _, o := range objectsOf(t, theChart(t), parse(t, v), "v1.36", release.name) {
+			if o.kind() != "apps/v1/DaemonSet" {
+				continue
+			}
+			for _, volume := range decode[appsv1.DaemonSet](t, o).Spec.Template.Spec.Volumes {
+				if volume.HostPath == nil || volume.Name == "cgroups" || volume.Name == "kubelet" {
+					continue
+				}
+				if !strings.HasPrefix(volume.HostPath.Path, "/run/locksidecar-node/"+release.driver) {
+					t.Errorf("%s has the folder %s", o.name(), volume.HostPath.Path)
+				}
+				if other, taken := folders[volume.HostPath.Path]; taken && other != release.name {
+					t.Errorf("%s and %s share %s", other, release.name, volume.HostPath.Path)
+				}
+				folders[volume.HostPath.Path] = release.name
+			}
+		}
+	}
+	if len(folders) != 6 {
+		t.Errorf("folders: %v", folders)
 	}
 }

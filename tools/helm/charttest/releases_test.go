@@ -108,3 +108,36 @@ func TestInstallFindsAnotherRelease(t *testing.T) {
 		t.Errorf("a release without policies: %v", err)
 	}
 }
+
+// TestModeIsNotChangedInSilence: names of locks are other ones with the other mode, so an upgrade that changes it is
+// refused, unless a value says that somebody knows.
+func TestModeIsNotChangedInSilence(t *testing.T) {
+	const sidecar, node = "{mode: sidecar}", `{mode: node, node: {allow: ["*/*"]}}`
+	for _, c := range []struct{ from, to, want string }{
+		{sidecar, sidecar, ""},
+		{node, node, ""},
+		{sidecar, node, "This release has mode: sidecar, and mode: node gives locks other names"},
+		{node, sidecar, "This release has mode: node, and mode: sidecar gives locks other names"},
+	} {
+		before := inCluster(objects(t, theChart(t), parse(t, c.from), "v1.36"))
+		if _, err := renderRelease(theChart(t), parse(t, c.to), "v1.36", "locksidecar", before); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("from %s to %s: %v", c.from, c.to, err)
+		}
+		v := parse(t, c.to)
+		v["allowModeChange"] = true
+		if _, err := renderRelease(theChart(t), v, "v1.36", "locksidecar", before); err != nil {
+			t.Errorf("from %s to %s, on purpose: %v", c.from, c.to, err)
+		}
+	}
+	// A release from before the label has sidecars.
+	before := inCluster(objects(t, theChart(t), parse(t, sidecar), "v1.36"))
+	for _, o := range before {
+		u, _ := o.(*unstructured.Unstructured)
+		labels := u.GetLabels()
+		delete(labels, "locksidecar.io/mode")
+		u.SetLabels(labels)
+	}
+	if _, err := renderRelease(theChart(t), parse(t, node), "v1.36", "locksidecar", before); err == nil {
+		t.Error("an older release became one sidecar per node")
+	}
+}

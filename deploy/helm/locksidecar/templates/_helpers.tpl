@@ -32,16 +32,22 @@ locksidecar.io/release: {{ include "locksidecar.fullname" . }}
 {{- define "locksidecar.status" -}}injected by {{ include "locksidecar.fullname" . }}{{- end -}}
 
 {{/*
-locksidecar.onlyRelease fails where another release serves the same pods: the API server
-chooses who comes first, and so whose store pods get. helm template and GitOps
-cannot look into the cluster; there the policies refuse the pods. Argument: {root, api}
+locksidecar.otherPolicies fails where the cluster has policies that these must not stand beside, or in place of. Another
+release serves the same pods: the API server chooses who comes first, and so whose store pods get. And with another
+mode, names of locks are other ones in the store. helm template and GitOps cannot look into the cluster; there the
+policies refuse the pods of two releases. Argument: {root, api}
 */}}
-{{- define "locksidecar.onlyRelease" -}}
+{{- define "locksidecar.otherPolicies" -}}
 {{- $own := include "locksidecar.fullname" .root -}}
+{{- $values := .root.Values -}}
 {{- range (lookup .api "MutatingAdmissionPolicy" "" "").items -}}
-{{- $other := dig "metadata" "labels" "locksidecar.io/release" $own . -}}
-{{- if ne $other $own -}}
+{{- $other := dig "metadata" "labels" "locksidecar.io/release" "" . -}}
+{{- if and $other (ne $other $own) -}}
 {{- fail (printf "\n\nThis cluster has another release of the chart, %q (helm list -A, kubectl get mutatingadmissionpolicies -L locksidecar.io/release). Both would act on the same pods, with different stores. Upgrade that one, or uninstall it first.\n" $other) -}}
+{{- end -}}
+{{- $mode := dig "metadata" "labels" "locksidecar.io/mode" "sidecar" . -}}
+{{- if and $other (ne $mode $values.mode) (not $values.allowModeChange) -}}
+{{- fail (printf "\n\nThis release has mode: %s, and mode: %s gives locks other names in the store: pods from before and after the change would not exclude each other. Stop the apps that take locks, or see to it that the names stay the same (\"One sidecar per node\" in docs/kubernetes.md), and set allowModeChange=true for this upgrade.\n" $mode $values.mode) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

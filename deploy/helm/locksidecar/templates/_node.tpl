@@ -3,6 +3,9 @@ One sidecar per node (mode: node): docs/kubernetes.md says what it is, docs/desi
 */}}
 {{- define "locksidecar.nodeFolder" -}}/run/locksidecar-node{{- end -}}
 
+{{/* That of one driver on the node; in agent and driver it is at locksidecar.nodeFolder. So no release takes the socket of another one. */}}
+{{- define "locksidecar.nodeFolderOfDriver" -}}{{ include "locksidecar.nodeFolder" . }}/{{ .Values.node.driverName }}{{- end -}}
+
 {{/* The one profile of mode: node, as locksidecar.settings, after a look at what is not possible there. */}}
 {{- define "locksidecar.nodeSettings" -}}
 {{- include "locksidecar.checkDefaultProfile" . -}}
@@ -20,6 +23,13 @@ One sidecar per node (mode: node): docs/kubernetes.md says what it is, docs/desi
 {{- fail (printf "\n\nmode: node knows pods and no users: leave out %s, and say in node.allow whose pods may take locks.\n" .) -}}
 {{- end -}}
 {{- end -}}
+{{- /* For the time of an upgrade a node has two agents. */ -}}
+{{- if contains "\nLOCKSIDECAR_STORE=embedded:" (print "\n" $s.env) -}}
+{{- fail "\n\nmode: node cannot use the store embedded:, because the agents that follow one another in an upgrade would each grant the same locks. Set a store that they share.\n" -}}
+{{- end -}}
+{{- if eq $s.readiness "never" -}}
+{{- fail "\n\nmode: node cannot do with readiness: never. By it Kubernetes knows that the new agent can grant locks, before it stops the old one: set once, or always.\n" -}}
+{{- end -}}
 {{- if not (and $s.httpPort $s.runAsUser) -}}
 {{- fail "\n\nmode: node needs httpPort, for the agent's probes, and runAsUser, whom the socket's folder is made for.\n" -}}
 {{- end -}}
@@ -34,9 +44,31 @@ One sidecar per node (mode: node): docs/kubernetes.md says what it is, docs/desi
 {{- divf $ms 1000.0 | ceil | int | add 5 -}}
 {{- end -}}
 
+{{/*
+How many connections one pod may have where the values do not say: a pod's own sidecar would give it
+most of all, and one pod of many must not take that.
+*/}}
+{{- define "locksidecar.nodeConnections" -}}
+{{- $p := deepCopy .Values.profileDefaults -}}
+{{- include "locksidecar.merge" (dict "into" $p "from" (get .Values.profiles .Values.defaultProfile | default dict)) -}}
+{{- $all := $p.maxConnections | default 4096 | int -}}
+{{- min 64 (max 1 (div $all 4)) -}}
+{{- end -}}
+
+{{/* By which agent, driver and the pod of helm test may pull the image. */}}
+{{- define "locksidecar.nodePullSecrets" -}}
+{{- with .Values.node.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* What the pods of agent and driver have in common. */}}
 {{- define "locksidecar.nodePlace" -}}
 automountServiceAccountToken: false
+{{- include "locksidecar.nodePullSecrets" . }}
 {{- with .Values.node.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
