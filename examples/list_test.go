@@ -45,6 +45,9 @@ func TestListWithoutAShard(t *testing.T) {
 	for language, start := range map[string]func() *program{
 		"Python": func() *program { return launch(t, append(s.env(), pythonEnv...), python(t), "testdata/list.py") },
 		"Node":   func() *program { return launch(t, s.env(), "node", "testdata/list.js") },
+		"PHP":    func() *program { return launch(t, s.env(), "php", "testdata/list.php") },
+		"Ruby":   func() *program { return launch(t, s.env(), "ruby", "testdata/list.rb") },
+		"Rust":   func() *program { return launch(t, s.env(), buildRust(t)["list"]) },
 		"Java": func() *program {
 			buildJava(t)
 			return launch(t, s.env(), "java", "-cp", javaJar, "io.github.locksidecar.scenarios.ListLocks")

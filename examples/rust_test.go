@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// buildRust builds the Rust client and its tests, once for a test process, and gives the
-// tests' programs by the names of their sources.
+// buildRust builds the Rust client, its tests and its example, once for a test process, and gives the
+// programs by the names of their sources.
 func buildRust(t *testing.T) map[string]string {
 	t.Helper()
 	needs(t, "cargo", "cargo")
@@ -45,6 +45,7 @@ var rustBuilt = sync.OnceValues(func() (map[string]string, error) {
 			return nil, fmt.Errorf("build the Rust client: cargo names no program of %s.rs:\n%s", name, out)
 		}
 	}
+	programs["list"] = filepath.Join(filepath.Dir(programs["lib"]), "..", "examples", "list") // cargo does not name it
 	return programs, nil
 })
 

@@ -48,7 +48,7 @@ final class Deadlock extends SidecarError {}
 final class AlreadyDone extends SidecarError {}
 final class AttemptsExhausted extends SidecarError {}
 final class Unsupported extends SidecarError {}
-final class StoreUnavailable extends SidecarError {}
+class StoreUnavailable extends SidecarError {}
 final class LimitExceeded extends SidecarError {}
 final class InvalidRequest extends SidecarError {}
 final class PermissionDenied extends SidecarError {}
@@ -61,6 +61,17 @@ class SidecarGone extends SidecarError {}
 final class HungUp extends SidecarGone {}
 final class SidecarSilent extends SidecarError {}
 final class SessionClosed extends SidecarError {}
+
+/** A list lacks what some shards of the store have, which did not answer. It comes after what the others have. */
+final class ListIncomplete extends StoreUnavailable
+{
+    /** @param list<string> $missing their names */
+    public function __construct(public readonly array $missing)
+    {
+        $names = implode(', ', $missing);
+        parent::__construct('STORE_UNAVAILABLE', "the list is not complete: these shards of the store do not answer: $names");
+    }
+}
 
 /** A hold is over though it was not released. It is never undone. */
 final class LockLost extends SidecarError
@@ -1467,29 +1478,48 @@ final class Client
         return array_filter($this->get($resource)['holders'], fn($holder) => !($holder['parked'] ?? false)) !== [];
     }
 
-    /** @return \Generator<array<string, mixed>> what get() tells, of all with that prefix that are held or waited for */
+    /**
+     * What get() tells, of all with that prefix that are held or waited for. ListIncomplete, after that: shards of the
+     * store did not answer.
+     *
+     * @return \Generator<array<string, mixed>>
+     */
     public function list(string $prefix = ''): \Generator
     {
-        for ($token = ''; ; ) {
-            $page = $this->look('listLocks', ['prefix' => $prefix, 'pageToken' => $token], 'locks');
-            foreach ($page['locks'] as $lock) { // by themselves: the keys of one page are those of the next
-                yield $lock;
-            }
-            if (($token = $page['nextPageToken']) === '') {
-                return;
-            }
-        }
+        return $this->pages('listLocks', ['prefix' => $prefix], 'locks');
     }
 
     /**
      * What is there, then each change that the sidecar sees when it looks, once an interval: kind and lock. It does not end
-     * by itself.
+     * by itself. The kind MISSING has no lock: the missingShards of the store do not answer, and what they have stays as it was
+     * seen last. None: all answer again.
      *
      * @return \Generator<array<string, mixed>>
      */
     public function watch(string $prefix = '', float $interval = 1.0): \Generator
     {
-        return $this->follow('watchLocks', ['prefix' => $prefix, 'interval' => Clock::duration($interval)], 'watched');
+        return $this->follow('watchLocks', ['prefix' => $prefix, 'partial' => true, 'interval' => Clock::duration($interval)], 'watched');
+    }
+
+    /**
+     * What became of what is done once: of all with that prefix, or only FAILED, UNKNOWN, SUCCEEDED. It ends as list() does.
+     *
+     * @param list<string> $states
+     * @return \Generator<array<string, mixed>>
+     */
+    public function outcomes(string $prefix = '', array $states = []): \Generator
+    {
+        return $this->pages('listOutcomes', ['prefix' => $prefix, 'states' => implode(',', $states)], 'outcomes');
+    }
+
+    /**
+     * Forgets what became of it, for admins: it may be done once more.
+     *
+     * @return ?array<string, mixed> the outcome that was there
+     */
+    public function resetOutcome(string $key): ?array
+    {
+        return $this->look('resetOutcome', ['resource' => $key], 'outcomeReset')['outcome'] ?? null;
     }
 
     /** @return array<string, mixed> who leads: leads, the holder, and the value that it publishes as metadata leader of its Client */
@@ -1522,6 +1552,32 @@ final class Client
     }
 
     /**
+     * What a list has, page by page; the answer has the rows under its own name.
+     *
+     * @param array<string, mixed> $body
+     * @return \Generator<array<string, mixed>>
+     */
+    private function pages(string $kind, array $body, string $answer): \Generator
+    {
+        $missing = []; // maybe from some pages only
+        $token = '';
+        do {
+            $page = $this->look($kind, $body + ['partial' => true, 'pageSize' => 1000, 'pageToken' => $token], $answer);
+            foreach ($page[$answer] as $row) { // by themselves: the keys of one page are those of the next
+                yield $row;
+            }
+            foreach ($page['missingShards'] ?? [] as $shard) {
+                $missing[$shard] = $shard;
+            }
+            $token = $page['nextPageToken'];
+        } while ($token !== '');
+        if ($missing !== []) {
+            sort($missing);
+            throw new ListIncomplete($missing);
+        }
+    }
+
+    /**
      * A sidecar that hangs up before it has answered is asked again for a while, but for what is done once.
      *
      * @param array<string, mixed> $body
@@ -1534,7 +1590,7 @@ final class Client
             try {
                 return $this->follow($kind, $body, $answer, 5.0 + $more)->current();
             } catch (HungUp $e) {
-                if ($kind === 'forceRelease' || $kind === 'releaseHandle' || Clock::now() + $pause > $end) {
+                if (in_array($kind, ['forceRelease', 'releaseHandle', 'resetOutcome'], true) || Clock::now() + $pause > $end) {
                     throw $e;
                 }
             }

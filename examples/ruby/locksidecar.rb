@@ -54,6 +54,18 @@ module Locksidecar
     [reason, const_defined?(name, false) ? const_get(name) : const_set(name, Class.new(Error))]
   end.freeze
 
+  # A list lacks what some shards of the store have, which did not answer. It comes after what the others have.
+  class ListIncomplete < StoreUnavailable
+    attr_reader :missing # their names
+
+    def initialize(missing)
+      super("the list is not complete: these shards of the store do not answer: #{missing.join(", ")}", reason: "STORE_UNAVAILABLE")
+      @missing = missing
+    end
+
+    def again = self.class.new(missing)
+  end
+
   # The sidecar has ended the connection, as it does to make room: another one may do.
   class HungUp < SidecarGone
     def initialize(message, reason: "SIDECAR_GONE", metadata: {})
@@ -1145,26 +1157,32 @@ module Locksidecar
     # Whether some app holds it, here or anywhere else.
     def locked?(resource) = get(resource)["holders"].any? { |holder| !holder["parked"] }
 
-    # What get tells, of all with that prefix that are held or waited for.
-    def list(prefix = "")
-      return enum_for(:list, prefix) unless block_given?
+    # What get tells, of all with that prefix that are held or waited for. ListIncomplete, after that: shards of the store
+    # did not answer.
+    def list(prefix = "", &block)
+      return enum_for(:list, prefix) unless block
 
-      token = ""
-      loop do
-        page = look("listLocks", { prefix: prefix, pageToken: token }, "locks")
-        page["locks"].each { |lock| yield lock }
-        token = page["nextPageToken"]
-        break if token.empty?
-      end
+      pages("listLocks", { prefix: prefix }, "locks", &block)
     end
 
     # What is there, then each change that the sidecar sees when it looks, once an interval: "kind" and "lock". It does not
-    # end by itself.
+    # end by itself. The kind MISSING has no lock: the "missingShards" of the store do not answer, and what they have stays as it
+    # was seen last. None: all answer again.
     def watch(prefix = "", interval: 1.0, &block)
       return enum_for(:watch, prefix, interval: interval) unless block
 
-      follow("watchLocks", { prefix: prefix, interval: Locksidecar.duration(interval) }, "watched", &block)
+      follow("watchLocks", { prefix: prefix, partial: true, interval: Locksidecar.duration(interval) }, "watched", &block)
     end
+
+    # What became of what is done once: of all with that prefix, or only FAILED, UNKNOWN, SUCCEEDED. It ends as list does.
+    def outcomes(prefix = "", states: [], &block)
+      return enum_for(:outcomes, prefix, states: states) unless block
+
+      pages("listOutcomes", { prefix: prefix, states: states.join(",") }, "outcomes", &block)
+    end
+
+    # Forgets what became of it, for admins: it may be done once more. The outcome that was there, or nil.
+    def reset_outcome(key) = look("resetOutcome", { resource: key }, "outcomeReset")["outcome"]
 
     # Who leads: "leads", the "holder", and the "value" that it publishes as metadata "leader" of its Client.
     def leader(resource) = look("getLeader", { resource: resource }, "leader")
@@ -1228,6 +1246,20 @@ module Locksidecar
       call.give_up unless taken
     end
 
+    # What a list has, page by page; the answer has the rows under its own name.
+    def pages(kind, body, answer)
+      missing = [] # maybe from some pages only
+      token = ""
+      loop do
+        page = look(kind, { **body, partial: true, pageSize: 1000, pageToken: token }, answer)
+        page[answer].each { |row| yield row }
+        missing |= page["missingShards"] || []
+        token = page["nextPageToken"]
+        break if token.empty?
+      end
+      raise ListIncomplete, missing.sort unless missing.empty?
+    end
+
     # A sidecar that hangs up before it has answered is asked again for a while, but for what is done once.
     def look(kind, body, answer, more = 0.0)
       limit = Locksidecar.now + 10
@@ -1235,7 +1267,7 @@ module Locksidecar
       begin
         look_once(kind, body, answer, more)
       rescue HungUp
-        raise if %w[forceRelease releaseHandle].include?(kind) || Locksidecar.now + pause > limit
+        raise if %w[forceRelease releaseHandle resetOutcome].include?(kind) || Locksidecar.now + pause > limit
 
         sleep(pause)
         pause = [2 * pause, 0.5].min

@@ -246,6 +246,12 @@ tap([
         must($e instanceof AlreadyDone && $e->metadata['attempt'] === '3', json_encode($e->metadata));
         $client->once('other', fn($lock) => $lock->failed(), maxAttempts: 1);
         fails('ATTEMPTS_EXHAUSTED', fn() => $client->once('other', fn() => null, maxAttempts: 1));
+        $outcomes = fn(string ...$states) => array_column(iterator_to_array($client->outcomes(states: $states)), 'state', 'resource');
+        same(['k' => 'SUCCEEDED', 'other' => 'FAILED'], $outcomes());
+        same(['other' => 'FAILED'], $outcomes('FAILED', 'UNKNOWN'));
+        same(getmypid(), $client->resetOutcome('other')['pid']);
+        same(null, $client->resetOutcome('other'));
+        $client->once('other', fn($lock) => same(1, $lock->attempt), maxAttempts: 1);
     },
 
     'permits, several at once, and a hold that is extended' => function (): void {

@@ -337,6 +337,11 @@ tap_all({
     must(e.is_a?(Locksidecar::AlreadyDone) && e.metadata["attempt"] == "3", e.metadata.to_s)
     client.once("other", max_attempts: 1, &:failed)
     fails("ATTEMPTS_EXHAUSTED") { client.once("other", max_attempts: 1) { nil } }
+    same([%w[k SUCCEEDED], %w[other FAILED]], client.outcomes.map { |o| o.values_at("resource", "state") })
+    same(["other"], client.outcomes(states: %w[FAILED UNKNOWN]).map { |o| o["resource"] })
+    same(Process.pid, client.reset_outcome("other")["pid"])
+    same(nil, client.reset_outcome("other"))
+    client.once("other", max_attempts: 1) { |lock| same(1, lock.attempt) }
   },
 
   "permits, several at once, and a hold that is extended" => lambda {
@@ -424,6 +429,12 @@ tap_all({
     same([lock.id, "shop", { "pod" => "p1" }], holder.values_at("lockId", "session", "metadata"))
     must(holder["owner"].start_with?("pid #{Process.pid} thread "), holder["owner"])
     same(["a/1"], client.list("a/").map { |l| l["resource"] })
+    pages = [["r", "2"], ["s", ""]].map do |name, token|
+      { locks: { locks: [{ resource: name, holders: [], waiters: [] }], nextPageToken: token, missingShards: name == "r" ? ["b"] : [] } }
+    end
+    found = []
+    e = fails("STORE_UNAVAILABLE") { Client.new(socket: scripted(pages[0], nil, pages[1])).list { |l| found << l["resource"] } } # one page lacks it
+    same([%w[r s], ["b"], ["b"]], [found, e.missing, e.again.missing])
     same(true, client.info["ready"])
     fails("INVALID_REQUEST") { client.acquire("\xff") }
     fails("INVALID_REQUEST") { client.acquire("x" * 70_000) }

@@ -74,13 +74,21 @@ pub struct Error {
     kind: Kind,
     message: String,
     metadata: BTreeMap<String, String>,
+    missing: Vec<String>,
     /// The sidecar has ended the connection, as it does to make room: another one may do.
     pub(crate) hung_up: bool,
 }
 
 impl Error {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Error {
-        Error { kind, message: message.into(), metadata: BTreeMap::new(), hung_up: false }
+        Error { kind, message: message.into(), metadata: BTreeMap::new(), missing: Vec::new(), hung_up: false }
+    }
+
+    pub(crate) fn incomplete(missing: Vec<String>) -> Error {
+        let names = missing.join(", ");
+        let mut e = Error::new(Kind::StoreUnavailable, format!("the list is not complete: these shards of the store do not answer: {names}"));
+        e.missing = missing;
+        e
     }
 
     pub(crate) fn lost(resource: &str, lock_id: &str, reason: &str, message: &str) -> Error {
@@ -103,6 +111,7 @@ impl Error {
             kind: Kind::of(info.get("reason").text()),
             message: status.get("message").text().into(),
             metadata: info.get("metadata").fields().iter().map(|(k, v)| (k.clone(), v.text().into())).collect(),
+            missing: Vec::new(),
             hung_up: false,
         }
     }
@@ -120,6 +129,11 @@ impl Error {
     /// Of a lock that is lost: such as `FORCED`, `MAX_HOLD`, `SIDECAR_SILENT`.
     pub fn lost_reason(&self) -> Option<&str> {
         self.metadata("lost_reason")
+    }
+
+    /// At the end of a list: the shards of the store that did not answer. It lacks what they have.
+    pub fn missing_shards(&self) -> &[String] {
+        &self.missing
     }
 }
 

@@ -2,6 +2,7 @@ use crate::detached::{Detached, Detaching};
 use crate::duration;
 use crate::error::{Error, Kind};
 use crate::json::Json;
+use crate::looks::Outcome;
 use crate::session::{Ask, Owned};
 use crate::state::Hold;
 use crate::sys::now;
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// A statement for the app's own transaction, from SQL stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
-    /// `mysql` or `postgres`.
+    /// `mysql`, `mariadb` or `postgresql`.
     pub dialect: String,
     /// Has a `?` for each of the arguments.
     pub sql: String,
@@ -41,17 +42,6 @@ pub struct Part {
     pub fence: u64,
     /// Its own guard.
     pub guard: Option<Guard>,
-}
-
-/// What became of an attempt at what is done once.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// `UNKNOWN`, `FAILED` or `SUCCEEDED`.
-    pub state: String,
-    /// Which attempt it was; 1 is the first.
-    pub attempt: u32,
-    /// As its release said.
-    pub note: String,
 }
 
 /// A lock that is held. Dropped without a release, it is released, and nobody learns of a loss.
@@ -121,11 +111,7 @@ impl Held {
     /// What became of the attempt before.
     pub fn previous(&self) -> Option<Outcome> {
         let p = self.hold.grant.get("previous");
-        p.is_some().then(|| Outcome {
-            state: p.get("state").text().into(),
-            attempt: p.get("attempt").number() as u32,
-            note: p.get("note").text().into(),
-        })
+        p.is_some().then(|| Outcome::of(p))
     }
 
     /// Records success in the app's own transaction, from SQL stores.

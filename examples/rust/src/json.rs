@@ -12,6 +12,12 @@ pub enum Json {
     Fields(Vec<(String, Json)>),
 }
 
+impl From<String> for Json {
+    fn from(text: String) -> Json {
+        Json::Text(text)
+    }
+}
+
 impl Json {
     /// A field; Null where there is none.
     pub fn get(&self, name: &str) -> &Json {

@@ -30,8 +30,8 @@ mod sys;
 
 pub use detached::{Detached, Detaching};
 pub use error::{Error, Kind};
-pub use held::{Guard, Held, Outcome, Part, Released, UntilLost};
-pub use looks::{Answers, Change, Holder, Info, Leader, LockState};
+pub use held::{Guard, Held, Part, Released, UntilLost};
+pub use looks::{Answers, Change, Holder, Info, Leader, Listed, LockState, Outcome};
 
 use json::Json;
 use session::{Ask, OnDraining, Owned, Session, ANSWER_LIMIT};

@@ -7,18 +7,19 @@ use crate::json::Json;
 use crate::session::{ANSWER_LIMIT, LONGEST};
 use crate::sys::{self, now};
 use crate::{Client, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
+use std::vec;
 
 /// Seconds. No look takes so long, whatever grace the app gives.
 const LONGEST_LOOK: f64 = 3600.0;
 /// Seconds: for so long a sidecar that hangs up is asked again.
 const ASK_AGAIN: f64 = 10.0;
 /// What may have been done where there was no answer.
-const ONCE_ONLY: [&str; 2] = ["forceRelease", "releaseHandle"];
+const ONCE_ONLY: [&str; 3] = ["forceRelease", "releaseHandle", "resetOutcome"];
 
 /// One hold or one waiter, as the sidecar tells it.
 #[derive(Clone, Debug)]
@@ -72,10 +73,43 @@ pub struct LockState {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Change {
-    /// `CURRENT`: it was there when the watch began. `SYNCED`: all of these were told. `CHANGED`, `FREE`.
+    /// `CURRENT`: it was there when the watch began. `SYNCED`: all of these were told. `CHANGED`, `FREE`. `MISSING`: other
+    /// shards of the store do not answer than before. What they have stays as it was seen last.
     pub kind: String,
-    /// What changed; None for `SYNCED`.
+    /// What changed; None for `SYNCED` and `MISSING`.
     pub lock: Option<LockState>,
+    /// With `MISSING`: these shards. None: all answer again.
+    pub missing_shards: Vec<String>,
+}
+
+/// What became of an attempt at what is done once.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// What is done once.
+    pub resource: String,
+    /// `UNKNOWN`, `FAILED` or `SUCCEEDED`.
+    pub state: String,
+    /// Which attempt it was; 1 is the first.
+    pub attempt: u32,
+    /// As its release said.
+    pub note: String,
+    /// How long ago it was recorded, by the store's clock.
+    pub age: Duration,
+    /// Of the hold under which the attempt was made, as are the rest.
+    pub lock_id: String,
+    /// Its fence.
+    pub fence: u64,
+    /// Its sidecar.
+    pub sidecar: String,
+    /// Its process; 0 where its sidecar could not see that.
+    pub pid: u32,
+    /// The name of its client.
+    pub session: String,
+    /// Who in the app asked.
+    pub owner: String,
+    /// Of its client.
+    pub metadata: BTreeMap<String, String>,
 }
 
 /// Who leads: who holds a resource exclusively.
@@ -128,6 +162,18 @@ fn count(m: &Json, field: &str) -> u32 {
     m.get(field).number() as u32
 }
 
+fn number(m: &Json, field: &str) -> u64 {
+    m.get(field).text().parse().unwrap_or(0)
+}
+
+fn texts(m: &Json, field: &str) -> BTreeMap<String, String> {
+    m.get(field).fields().iter().map(|(key, value)| (key.clone(), value.text().into())).collect()
+}
+
+fn names(m: &Json, field: &str) -> Vec<String> {
+    m.get(field).items().iter().map(|name| name.text().into()).collect()
+}
+
 fn yes(m: &Json, field: &str) -> bool {
     *m.get(field) == Json::Bool(true)
 }
@@ -141,14 +187,14 @@ impl Holder {
         Holder {
             lock_id: text(m, "lockId"),
             mode: text(m, "mode"),
-            fence: m.get("fence").text().parse().unwrap_or(0),
+            fence: number(m, "fence"),
             age: time(m.get("age")),
             sidecar: text(m, "sidecar"),
             pid: count(m, "pid"),
             uid: count(m, "uid"),
             session: text(m, "session"),
             owner: text(m, "owner"),
-            metadata: m.get("metadata").fields().iter().map(|(key, value)| (key.clone(), value.text().into())).collect(),
+            metadata: texts(m, "metadata"),
             slot: m.get("slot").is_some().then(|| count(m, "slot")),
             revoked: yes(m, "revoked"),
             parked: yes(m, "parked"),
@@ -167,7 +213,27 @@ impl LockState {
 
 impl Change {
     fn of(m: &Json) -> Change {
-        Change { kind: text(m, "kind"), lock: m.get("lock").is_some().then(|| LockState::of(m.get("lock"))) }
+        let lock = m.get("lock").is_some().then(|| LockState::of(m.get("lock")));
+        Change { kind: text(m, "kind"), lock, missing_shards: names(m, "missingShards") }
+    }
+}
+
+impl Outcome {
+    pub(crate) fn of(m: &Json) -> Outcome {
+        Outcome {
+            resource: text(m, "resource"),
+            state: text(m, "state"),
+            attempt: count(m, "attempt"),
+            note: text(m, "note"),
+            age: time(m.get("age")),
+            lock_id: text(m, "lockId"),
+            fence: number(m, "fence"),
+            sidecar: text(m, "sidecar"),
+            pid: count(m, "pid"),
+            session: text(m, "session"),
+            owner: text(m, "owner"),
+            metadata: texts(m, "metadata"),
+        }
     }
 }
 
@@ -187,7 +253,7 @@ impl Leader {
 impl Client {
     /// Who holds a resource and who waits for it.
     pub fn get(&self, resource: impl Into<String>) -> Result<LockState> {
-        Ok(LockState::of(&self.look("getLock", vec![("resource", resource.into())], "lock", 0.0)?))
+        Ok(LockState::of(&self.look("getLock", vec![("resource", resource.into().into())], "lock", 0.0)?))
     }
 
     /// Whether some app holds it, here or anywhere else.
@@ -196,39 +262,46 @@ impl Client {
     }
 
     /// What [`get`](Client::get) tells, of all with that prefix that are held or waited for, in byte order.
-    pub fn list(&self, prefix: impl Into<String>) -> Result<Vec<LockState>> {
-        let (prefix, mut token, mut all) = (prefix.into(), String::new(), Vec::new());
-        loop {
-            let page = self.look("listLocks", vec![("prefix", prefix.clone()), ("pageToken", token)], "locks", 0.0)?;
-            all.extend(page.get("locks").items().iter().map(LockState::of));
-            token = text(&page, "nextPageToken");
-            if token.is_empty() {
-                return Ok(all);
-            }
-        }
+    pub fn list(&self, prefix: impl Into<String>) -> Listed<'_, LockState> {
+        self.pages("listLocks", vec![("prefix", prefix.into().into())], "locks", LockState::of)
     }
 
     /// What is there, then each change that the sidecar sees when it looks, once an interval (100 ms to 1 min).
     pub fn watch(&self, prefix: impl Into<String>, interval: Duration) -> Result<Answers<Change>> {
-        self.follow("watchLocks", vec![("prefix", prefix.into()), ("interval", duration(interval))], "watched", Change::of)
+        let body = vec![("prefix", prefix.into().into()), ("partial", Json::Bool(true)), ("interval", duration(interval).into())];
+        self.follow("watchLocks", body, "watched", Change::of)
+    }
+
+    /// What became of what is done once: of all with that prefix, or only in the states `FAILED`, `UNKNOWN`, `SUCCEEDED`.
+    pub fn outcomes(&self, prefix: impl Into<String>, states: &[&str]) -> Listed<'_, Outcome> {
+        self.pages("listOutcomes", vec![("prefix", prefix.into().into()), ("states", states.join(",").into())], "outcomes", Outcome::of)
+    }
+
+    /// Forgets what became of it, for admins: it may be done once more. What was known of it.
+    pub fn reset_outcome(&self, key: impl Into<String>) -> Result<Option<Outcome>> {
+        let answer = self.look("resetOutcome", vec![("resource", key.into().into())], "outcomeReset", 0.0)?;
+        let outcome = answer.get("outcome");
+        Ok(outcome.is_some().then(|| Outcome::of(outcome)))
     }
 
     /// Who leads, and what it publishes.
     pub fn leader(&self, resource: impl Into<String>) -> Result<Leader> {
-        Ok(Leader::of(&self.look("getLeader", vec![("resource", resource.into())], "leader", 0.0)?))
+        Ok(Leader::of(&self.look("getLeader", vec![("resource", resource.into().into())], "leader", 0.0)?))
     }
 
     /// Who leads, then each change.
     pub fn watch_leader(&self, resource: impl Into<String>, interval: Duration) -> Result<Answers<Leader>> {
-        self.follow("watchLeader", vec![("resource", resource.into()), ("interval", duration(interval))], "leader", Leader::of)
+        let body = vec![("resource", resource.into().into()), ("interval", duration(interval).into())];
+        self.follow("watchLeader", body, "leader", Leader::of)
     }
 
     /// Takes a lock from its holders, or only from the one with that lock id; for admins. The lock ids of those that had
     /// it. A holder has the grace to stop its work before others are granted.
     pub fn force(&self, resource: impl Into<String>, lock_id: Option<&str>, grace: Duration) -> Result<Vec<String>> {
-        let body = vec![("resource", resource.into()), ("lockId", lock_id.unwrap_or_default().into()), ("grace", duration(grace))];
+        let lock_id = lock_id.unwrap_or_default().to_string();
+        let body = vec![("resource", resource.into().into()), ("lockId", lock_id.into()), ("grace", duration(grace).into())];
         let answer = self.look("forceRelease", body, "forceReleased", grace.as_secs_f64())?;
-        Ok(answer.get("lockIds").items().iter().map(|id| id.text().into()).collect())
+        Ok(names(&answer, "lockIds"))
     }
 
     /// About the sidecar itself.
@@ -252,16 +325,17 @@ impl Client {
     /// [`Held::extend`](crate::Held::extend) then.
     pub fn extend_detached(&self, handle: impl AsRef<str>, ttl: Duration) -> Result<Detached> {
         let sent = now();
-        Detached::of(&self.look("extendHandle", vec![("handle", handle.as_ref().into()), ("ttl", duration(ttl))], "detached", 0.0)?, sent)
+        let body = vec![("handle", handle.as_ref().to_string().into()), ("ttl", duration(ttl).into())];
+        Detached::of(&self.look("extendHandle", body, "detached", 0.0)?, sent)
     }
 
     /// Ends a lock that was detached. Who has it attached loses it, with `TAKEN_OVER`.
     pub fn release_detached(&self, handle: impl AsRef<str>) -> Result<()> {
-        self.look("releaseHandle", vec![("handle", handle.as_ref().into())], "handleReleased", 0.0).map(drop)
+        self.look("releaseHandle", vec![("handle", handle.as_ref().to_string().into())], "handleReleased", 0.0).map(drop)
     }
 
     /// A sidecar that hangs up before it has answered is asked again for a while, but for what is done once.
-    fn look(&self, kind: &'static str, body: Vec<(&str, String)>, answer: &'static str, more: f64) -> Result<Json> {
+    fn look(&self, kind: &'static str, body: Body, answer: &'static str, more: f64) -> Result<Json> {
         let end = now() + ASK_AGAIN;
         let mut pause = Duration::from_millis(10);
         loop {
@@ -275,8 +349,62 @@ impl Client {
         }
     }
 
-    fn follow<T>(&self, kind: &'static str, body: Vec<(&str, String)>, answer: &'static str, read: fn(&Json) -> T) -> Result<Answers<T>> {
+    fn pages<T>(&self, kind: &'static str, body: Body, answer: &'static str, read: fn(&Json) -> T) -> Listed<'_, T> {
+        let rows = Vec::new().into_iter();
+        Listed { client: self, kind, body, answer, read, rows, token: Some(String::new()), missing: BTreeSet::new() }
+    }
+
+    fn follow<T>(&self, kind: &'static str, body: Body, answer: &'static str, read: fn(&Json) -> T) -> Result<Answers<T>> {
         Ok(Answers { question: Some(Question::ask(self, kind, body, answer)?), read })
+    }
+}
+
+type Body = Vec<(&'static str, Json)>;
+
+/// What a list has, page by page. After an error there is nothing.
+///
+/// Where shards of the store do not answer, it has what the others have. Then comes an error with
+/// [`missing_shards`](Error::missing_shards). So `collect::<Result<Vec<_>>>()` gives a list only where it is complete.
+pub struct Listed<'a, T> {
+    client: &'a Client,
+    kind: &'static str,
+    body: Body,
+    answer: &'static str,
+    read: fn(&Json) -> T,
+    rows: vec::IntoIter<Json>,
+    token: Option<String>, // of the next page; None: there is none
+    missing: BTreeSet<String>,
+}
+
+impl<T> Listed<'_, T> {
+    fn page(&mut self, token: String) -> Result<()> {
+        let mut body = self.body.clone();
+        body.extend([("partial", Json::Bool(true)), ("pageSize", Json::Number(1000.0)), ("pageToken", token.into())]);
+        let page = self.client.look(self.kind, body, self.answer, 0.0)?;
+        self.rows = page.get(self.answer).items().to_vec().into_iter();
+        self.missing.extend(names(&page, "missingShards"));
+        self.token = Some(text(&page, "nextPageToken")).filter(|token| !token.is_empty());
+        Ok(())
+    }
+}
+
+impl<T> Iterator for Listed<'_, T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        loop {
+            if let Some(row) = self.rows.next() {
+                return Some(Ok((self.read)(&row)));
+            }
+            let Some(token) = self.token.take() else {
+                let missing: Vec<String> = std::mem::take(&mut self.missing).into_iter().collect();
+                return (!missing.is_empty()).then(|| Err(Error::incomplete(missing)));
+            };
+            if let Err(e) = self.page(token) {
+                self.missing.clear();
+                return Some(Err(e));
+            }
+        }
     }
 }
 
@@ -307,9 +435,9 @@ struct Question {
 }
 
 impl Question {
-    fn ask(client: &Client, kind: &str, body: Vec<(&str, String)>, answer: &'static str) -> Result<Question> {
+    fn ask(client: &Client, kind: &str, body: Body, answer: &'static str) -> Result<Question> {
         let path = client.path()?;
-        let body = body.into_iter().map(|(name, value)| (name.into(), Json::Text(value))).collect();
+        let body = body.into_iter().map(|(name, value)| (name.into(), value)).collect();
         let mut line = String::new();
         Json::Fields(vec![("requestId".into(), Json::Text("1".into())), (kind.into(), Json::Fields(body))]).write(&mut line);
         line.push('\n');

@@ -249,6 +249,13 @@ fn once() {
     assert_eq!((e.kind(), e.metadata("attempt")), (Kind::AlreadyDone, Some("3")));
     client.lock("other").once(None, 1).acquire().unwrap().failed("").unwrap();
     assert_eq!(kind(client.lock("other").once(None, 1).acquire()), Kind::AttemptsExhausted);
+    let outcomes = |states: &[&str]| client.outcomes("", states).map(|o| o.map(|o| (o.resource, o.state))).collect::<Result<Vec<_>, _>>().unwrap();
+    assert_eq!(outcomes(&[]), [("k".into(), "SUCCEEDED".into()), ("other".into(), "FAILED".into())]);
+    assert_eq!(outcomes(&["FAILED", "UNKNOWN"]), [("other".into(), "FAILED".into())]);
+    let forgotten = client.reset_outcome("other").unwrap().unwrap();
+    assert_eq!((forgotten.attempt, forgotten.pid), (1, std::process::id()));
+    assert!(client.reset_outcome("other").unwrap().is_none());
+    assert_eq!(client.lock("other").once(None, 1).acquire().unwrap().attempt(), Some(1));
 }
 
 fn permits() {
@@ -412,7 +419,7 @@ fn looks() {
     while leaders.next().unwrap().unwrap().leads {} // it is told that nobody does
 
     let many: Vec<_> = (0..120).map(|i| client.lock(format!("many/{i:03}")).acquire().unwrap()).collect(); // more than a page
-    let names: Vec<_> = client.list("many/").unwrap().into_iter().map(|l| l.resource).collect();
+    let names: Vec<_> = client.list("many/").map(|l| l.unwrap().resource).collect();
     assert_eq!(names, many.iter().map(|h| h.resource().to_string()).collect::<Vec<_>>());
     let info = client.info().unwrap();
     assert!(info.ready && info.holds >= 120 && info.sessions == 1, "{info:?}");
