@@ -127,6 +127,17 @@ final class Clock
     {
         return sprintf('%.9Fs', $seconds);
     }
+
+    /** What the app gave, as it is sent. */
+    public static function given(string $field, ?float $seconds): ?string
+    {
+        return $seconds === null ? null : self::duration(self::finite($field, $seconds));
+    }
+
+    public static function finite(string $field, float $seconds): float
+    {
+        return is_finite($seconds) ? $seconds : throw new InvalidRequest('INVALID_REQUEST', "$field must be a number of seconds, and not $seconds", ['field' => $field]);
+    }
 }
 
 /** The app's signal handlers, which may throw between any two steps of ours. */
@@ -577,7 +588,7 @@ final class Session
      */
     public function detach(Hold $hold, float $ttl, \Closure $left): Detached
     {
-        $call = new Call('detach', ['lockId' => $hold->id, 'ttl' => Clock::duration($ttl)], $hold, left: $left);
+        $call = new Call('detach', ['lockId' => $hold->id, 'ttl' => Clock::given('ttl', $ttl)], $hold, left: $left);
         try {
             $this->ask($call);
             return $call->detached;
@@ -986,6 +997,8 @@ final class Pending
      */
     public function get(?float $seconds = null): Lock
     {
+        $seconds = $seconds === INF ? null : $seconds;
+        Clock::finite('the time to wait', $seconds ?? 0.0);
         if ($this->taken !== null) {
             return $this->taken->get() ?? throw new NotHolder('NOT_HOLDER', 'the lock was dropped before');
         }
@@ -1155,7 +1168,7 @@ final class Lock
     private function change(string $kind, ?float $maxHold): void
     {
         $this->check();
-        $more = $maxHold === null ? [] : ['maxHold' => Clock::duration($maxHold)];
+        $more = $maxHold === null ? [] : ['maxHold' => Clock::given('maxHold', $maxHold)];
         $this->session->ask(new Call($kind, ['lockId' => $this->id] + $more, $this->hold, $maxHold));
     }
 
@@ -1245,6 +1258,7 @@ final class Client
         private readonly float $connectTimeout = 15.0,
         ?callable $onDraining = null,
     ) {
+        Clock::finite('connectTimeout', $connectTimeout);
         $this->onDraining = $onDraining === null ? null : $onDraining(...);
         $this->remember();
     }
@@ -1357,7 +1371,7 @@ final class Client
     public function extendDetached(#[\SensitiveParameter] string|Detached $handle, float $ttl): Detached
     {
         $sent = Clock::early();
-        return new Detached($this->look('extendHandle', ['handle' => Detached::handle($handle), 'ttl' => Clock::duration($ttl)], 'detached'), $sent);
+        return new Detached($this->look('extendHandle', ['handle' => Detached::handle($handle), 'ttl' => Clock::given('ttl', $ttl)], 'detached'), $sent);
     }
 
     /** Ends a lock that was detached. Who has it attached loses it, with TAKEN_OVER. */
@@ -1372,7 +1386,7 @@ final class Client
      */
     public function once(string $key, callable $work, ?float $keep = null, ?int $maxAttempts = null, mixed ...$options): mixed
     {
-        $once = array_filter(['keep' => $keep === null ? null : Clock::duration($keep), 'maxAttempts' => $maxAttempts], fn($v) => $v !== null);
+        $once = array_filter(['keep' => Clock::given('keep', $keep), 'maxAttempts' => $maxAttempts], fn($v) => $v !== null);
         $lock = $this->acquire($key, ...$options, once: $once);
         try {
             $result = $work($lock);
@@ -1406,6 +1420,7 @@ final class Client
         bool $detachable = false,
     ): Lock {
         $owner ??= 'pid ' . getmypid(); // which does nothing else meanwhile
+        $wait = $wait === INF ? null : $wait;
         $asked = $this->begin($resource, $wait, $shared, $maxHold, $owner, $reentrant, $limit, $once, $guard, $minHold, $detachable);
         return $asked->get(Session::limit($wait));
     }
@@ -1429,12 +1444,16 @@ final class Client
         ?float $minHold = null,
         bool $detachable = false,
     ): Pending {
+        if ($shared && $limit !== null) {
+            throw new InvalidRequest('INVALID_REQUEST', 'limit is of permits, and a shared lock has none', ['field' => 'limit']);
+        }
+        $wait = $wait === INF ? null : $wait;
         $body = array_filter([
             is_array($resource) ? 'resources' : 'resource' => $resource,
             'mode' => $limit !== null ? 'PERMIT' : ($shared ? 'SHARED' : 'EXCLUSIVE'),
-            'wait' => $wait === null ? null : Clock::duration($wait),
-            'maxHold' => $maxHold === null ? null : Clock::duration($maxHold),
-            'minHold' => $minHold === null ? null : Clock::duration($minHold),
+            'wait' => Clock::given('wait', $wait),
+            'maxHold' => Clock::given('maxHold', $maxHold),
+            'minHold' => Clock::given('minHold', $minHold),
             // Others may go on while this waits, and it can be no deadlock that one of them has it.
             'owner' => $owner ?? 'pid ' . getmypid() . ($reentrant ? '' : ' request ' . ++self::$requests),
             'reentrant' => $reentrant,
@@ -1498,7 +1517,7 @@ final class Client
      */
     public function watch(string $prefix = '', float $interval = 1.0): \Generator
     {
-        return $this->follow('watchLocks', ['prefix' => $prefix, 'partial' => true, 'interval' => Clock::duration($interval)], 'watched');
+        return $this->follow('watchLocks', ['prefix' => $prefix, 'partial' => true, 'interval' => Clock::given('interval', $interval)], 'watched');
     }
 
     /**
@@ -1531,7 +1550,7 @@ final class Client
     /** Who leads, then each change. It does not end by itself. @return \Generator<array<string, mixed>> */
     public function watchLeader(string $resource, float $interval = 1.0): \Generator
     {
-        return $this->follow('watchLeader', ['resource' => $resource, 'interval' => Clock::duration($interval)], 'leader');
+        return $this->follow('watchLeader', ['resource' => $resource, 'interval' => Clock::given('interval', $interval)], 'leader');
     }
 
     /**
@@ -1541,7 +1560,7 @@ final class Client
      */
     public function force(string $resource, float $grace = 2.0, string $lockId = ''): array
     {
-        $body = ['resource' => $resource, 'lockId' => $lockId, 'grace' => Clock::duration($grace)];
+        $body = ['resource' => $resource, 'lockId' => $lockId, 'grace' => Clock::given('grace', $grace)];
         return $this->look('forceRelease', $body, 'forceReleased', $grace)['lockIds'];
     }
 

@@ -82,6 +82,25 @@ module Locksidecar
     format("%.9fs", seconds)
   end
 
+  # The time that the app gave, in seconds. What is none is refused here: where lines are read, it would end the session, and with it all locks.
+  def self.seconds(field, value)
+    return value.to_f if value.is_a?(Numeric) && value.real? && value.to_f.finite?
+
+    raise refused(field, "must be a number of seconds, and not #{value.inspect[0, 40]}")
+  end
+
+  def self.refused(field, why)
+    InvalidRequest.new("#{field} #{why}", metadata: { "field" => field })
+  end
+
+  # The names to be locked, as they are sent. Any object has a text in JSON, which is no name.
+  def self.names(given)
+    [given].flatten(1).each do |name|
+      raise refused("resource", "must be a String, and not #{name.inspect[0, 40]}") unless name.is_a?(String) || name.is_a?(Symbol)
+    end
+    given
+  end
+
   # A request as it is sent. The error has no cause: that could show a handle.
   def self.line(id, kind, body)
     "#{JSON.generate({ requestId: id, kind => body })}\n"
@@ -145,6 +164,31 @@ module Locksidecar
   # A thread of our own. It can be killed, though a thread inherits what its maker must not be interrupted by.
   def self.background(&block)
     Thread.new { Thread.handle_interrupt(Object => :immediate, &block) }
+  end
+
+  @untold = [] # what the app is to be told, and no thread could be made for it
+  @untold_mutex = Mutex.new
+
+  # Tells the app something, in a thread of its own. Where none can be made now, a thread that reads tries again.
+  def self.tell(&block)
+    background(&block)
+  rescue ThreadError
+    @untold_mutex.synchronize { @untold << block }
+  end
+
+  # Whether all is told.
+  def self.tell_again
+    return true if @untold.empty?
+
+    blocks = @untold_mutex.synchronize { @untold.slice!(0..) }
+    blocks.each { |block| tell(&block) }
+    @untold.empty?
+  end
+
+  # In a child that was forked: what its parent is to be told.
+  def self.forked
+    @untold_mutex = Mutex.new
+    @untold = []
   end
 
   # Who asks, where the app does not say: the thread, or the fiber where fibers wait instead of their thread.
@@ -275,7 +319,7 @@ module Locksidecar
       @problem = LockLost.new("the lock on #{@resource.inspect} is lost: #{message}", metadata: {
                                 "resource" => @resource, "lock_id" => @id, "fence" => @grant["fence"], "lost_reason" => reason
                               })
-      @listeners.each { |listener| Locksidecar.background { listener.call(@problem) } } # never where the news are read
+      @listeners.each { |listener| Locksidecar.tell { listener.call(@problem) } } # never where the news are read
       @listeners.clear
     end
   end
@@ -401,7 +445,9 @@ module Locksidecar
   class Session
     ANSWER_LIMIT = 5.0 # for what the sidecar answers at once, and beyond a wait
     PING_AFTER = 5.0 # without a word a wait without end asks whether the sidecar is there
+    LONGEST_WAIT = 86_400.0 # Ruby refuses to sleep for some thousand years
     MAX_LOOK = 1.0 # timers stand still while the machine is suspended; the clock of a hold does not
+    RETRY = 0.1 # for what waits for a thread of its own
     MAX_SLACK = 0.25 # for the sidecar to say that a max_hold is over
     LONGEST = 65_536 # the sidecar ends a connection at a longer line
     MOST_EARLY = 10_000 # losses that are kept for grants that come after them
@@ -511,7 +557,7 @@ module Locksidecar
 
     # Takes what the app has entered off the session.
     def detach(entered, ttl)
-      call = Call.new("detach", { lockId: entered.hold.id, ttl: Locksidecar.duration(ttl) }, about: entered.hold)
+      call = Call.new("detach", { lockId: entered.hold.id, ttl: Locksidecar.duration(Locksidecar.seconds("ttl", ttl)) }, about: entered.hold)
       call.hold = entered
       detached = Detached.new(ask(call)["detached"], call.sent)
     ensure
@@ -567,7 +613,7 @@ module Locksidecar
         hold.listeners << listener unless hold.problem
         hold.problem
       end
-      Locksidecar.background { listener.call(lost) } if lost
+      Locksidecar.tell { listener.call(lost) } if lost
     end
 
     # In a child that was forked, the session is the parent's, and so are its holds. Only the thread that
@@ -592,6 +638,7 @@ module Locksidecar
     end
 
     def self.forked
+      Locksidecar.forked
       @open.each_key { |session| session.forked if session.pid != Process.pid }
     end
 
@@ -611,7 +658,7 @@ module Locksidecar
     def wait
       mine_mutex.synchronize do
         seconds = yield
-        @changed.wait(@mutex, seconds) if seconds&.positive?
+        @changed.wait(@mutex, [seconds, LONGEST_WAIT].min) if seconds&.positive?
       end
     end
 
@@ -710,6 +757,8 @@ module Locksidecar
       rescue IOError, SystemCallError
         # the connection has ended
       end
+    rescue ThreadError
+      # none can be made now: the thread that reads looks again
     end
 
     # Sends what there is room for. Whether nothing is left to be sent.
@@ -736,6 +785,11 @@ module Locksidecar
     # The thread that reads.
 
     def read
+      read_on
+      sleep(RETRY) until Locksidecar.tell_again
+    end
+
+    def read_on
       rest = +""
       loop do
         if @socket.wait_readable(synchronize { look_all })
@@ -759,8 +813,10 @@ module Locksidecar
     # Notices the ends that have come; when to look again.
     def look_all
       now = Locksidecar.now
+      flush
       @holds.values.each { |hold| expire(hold, silent_at(hold)) }
       nearest = @holds.values.map { |hold| silent_at(hold) }.min
+      nearest = [nearest, now + RETRY].compact.min unless Locksidecar.tell_again && (@out.empty? || @writer)
       nearest && (nearest - now).clamp(0.001, MAX_LOOK)
     end
 
@@ -776,7 +832,7 @@ module Locksidecar
         end
         @changed.broadcast
       end
-      Locksidecar.background { @on_draining.call(draining) } if draining && @on_draining
+      Locksidecar.tell { @on_draining.call(draining) } if draining && @on_draining
     end
 
     def take(call, message)
@@ -1039,6 +1095,7 @@ module Locksidecar
 
     # It ends so many seconds from now, whatever its max_hold was.
     def extend_to(max_hold)
+      max_hold = Locksidecar.seconds("max_hold", max_hold)
       check
       @session.ask(Call.new("extend", { lockId: id, maxHold: Locksidecar.duration(max_hold) }, about: @hold, max_hold: max_hold))
     end
@@ -1074,7 +1131,7 @@ module Locksidecar
     def initialize(socket: nil, name: "", metadata: {}, connect_timeout: 15.0, on_draining: nil)
       @socket = socket
       @open = { name: name, metadata: metadata }
-      @connect_timeout = connect_timeout
+      @connect_timeout = Locksidecar.seconds("connect_timeout", connect_timeout)
       @on_draining = on_draining
       @opening = Mutex.new
       @closed = false
@@ -1122,8 +1179,9 @@ module Locksidecar
 
     # Lets a lock that was detached end so many seconds from now, attached or not. Who has it attached calls extend_to then.
     def extend_detached(handle, ttl)
+      body = { handle: Detached.handle(handle), ttl: Locksidecar.duration(Locksidecar.seconds("ttl", ttl)) }
       sent = Locksidecar.now
-      Detached.new(look("extendHandle", { handle: Detached.handle(handle), ttl: Locksidecar.duration(ttl) }, "detached"), sent)
+      Detached.new(look("extendHandle", body, "detached"), sent)
     end
 
     # Ends a lock that was detached. Who has it attached loses it, with TAKEN_OVER.
@@ -1135,7 +1193,7 @@ module Locksidecar
     # Yields for what must succeed only once. When the block returns, that is recorded, and when it raises, the outcome
     # is UNKNOWN, unless it has called lock.failed. AlreadyDone, AttemptsExhausted: it is not run.
     def once(key, keep: nil, max_attempts: nil, **options)
-      once = { keep: keep && Locksidecar.duration(keep), maxAttempts: max_attempts }.compact
+      once = { keep: keep && Locksidecar.duration(Locksidecar.seconds("keep", keep)), maxAttempts: max_attempts }.compact
       hold(key, once: once, **options) do |lock|
         result = yield lock
         lock.succeeded unless lock.released?
@@ -1171,7 +1229,7 @@ module Locksidecar
     def watch(prefix = "", interval: 1.0, &block)
       return enum_for(:watch, prefix, interval: interval) unless block
 
-      follow("watchLocks", { prefix: prefix, partial: true, interval: Locksidecar.duration(interval) }, "watched", &block)
+      follow("watchLocks", { prefix: prefix, partial: true, interval: Locksidecar.duration(Locksidecar.seconds("interval", interval)) }, "watched", &block)
     end
 
     # What became of what is done once: of all with that prefix, or only FAILED, UNKNOWN, SUCCEEDED. It ends as list does.
@@ -1191,12 +1249,13 @@ module Locksidecar
     def watch_leader(resource, interval: 1.0, &block)
       return enum_for(:watch_leader, resource, interval: interval) unless block
 
-      follow("watchLeader", { resource: resource, interval: Locksidecar.duration(interval) }, "leader", &block)
+      follow("watchLeader", { resource: resource, interval: Locksidecar.duration(Locksidecar.seconds("interval", interval)) }, "leader", &block)
     end
 
     # Takes the lock from its holders, or only from the one with the lock id; for admins. The lock ids of those that had it.
     def force(resource, grace: 2.0, lock_id: "")
-      look("forceRelease", { resource: resource, lockId: lock_id, grace: Locksidecar.duration(grace) }, "forceReleased", grace)["lockIds"]
+      grace = Locksidecar.seconds("grace", grace)
+      look("forceRelease", { resource: resource, lockId: lock_id, grace: Locksidecar.duration(grace) }, "forceReleased", grace.clamp(0.0, 3600.0))["lockIds"]
     end
 
     # About the sidecar itself.
@@ -1223,12 +1282,15 @@ module Locksidecar
     end
 
     def request(resource, wait: nil, shared: false, max_hold: nil, min_hold: nil, owner: nil, reentrant: false, limit: nil, once: nil, guard: nil, detachable: nil)
+      raise Locksidecar.refused("limit", "is of permits, and a shared lock has none") if limit && shared
+
+      wait = nil if wait == Float::INFINITY
+      wait, max_hold, min_hold = { wait: wait, max_hold: max_hold, min_hold: min_hold }.map { |field, value| value.nil? ? nil : Locksidecar.seconds(field.to_s, value) }
+      wait_text, max_text, min_text = [wait, max_hold, min_hold].map { |seconds| seconds && Locksidecar.duration(seconds) }
       body = {
-        (resource.is_a?(Array) ? :resources : :resource) => resource,
-        mode: limit ? "PERMIT" : (shared ? "SHARED" : "EXCLUSIVE"),
-        wait: wait && Locksidecar.duration(wait), maxHold: max_hold && Locksidecar.duration(max_hold),
-        minHold: min_hold && Locksidecar.duration(min_hold), owner: owner || Locksidecar.owner,
-        reentrant: reentrant, limit: limit, once: once, guard: guard, detachable: detachable
+        (resource.is_a?(Array) ? :resources : :resource) => Locksidecar.names(resource),
+        mode: limit ? "PERMIT" : (shared ? "SHARED" : "EXCLUSIVE"), wait: wait_text, maxHold: max_text, minHold: min_text,
+        owner: owner || Locksidecar.owner, reentrant: reentrant, limit: limit, once: once, guard: guard, detachable: detachable
       }.compact
       Call.new("acquire", body, max_hold: max_hold, patience: wait && (wait + Session::ANSWER_LIMIT), wait: wait)
     end

@@ -6,6 +6,8 @@ const { IncompleteError, SidecarError, fromStatus } = require('./errors.cjs');
 const { connect } = require('./lines.cjs');
 
 const LIMIT = 10_000;
+// No answer takes so much longer, whatever grace the app gives; and a timer has 31 bits.
+const LONGEST = 3_600_000;
 const ONCE_ONLY = ['forceRelease', 'releaseHandle', 'resetOutcome'];
 
 /**
@@ -61,12 +63,12 @@ async function* answers(tell, next, path, kind, body, answer, limit) {
   }
 }
 
-/** One question. A sidecar that hangs up without a word, as it does to make room, is asked again for a while. */
-async function ask(path, kind, body, answer) {
+/** One question, whose answer may take so many milliseconds more than others. A sidecar that hangs up without a word, as it does to make room, is asked again for a while. */
+async function ask(path, kind, body, answer, more = 0) {
   const end = now() + LIMIT;
   for (let pause = 10; ; pause = Math.min(2 * pause, 500)) {
     try {
-      for await (const found of stream(path, kind, body, answer, LIMIT)) {
+      for await (const found of stream(path, kind, body, answer, LIMIT + Math.min(more, LONGEST))) {
         return found;
       }
     } catch (err) {

@@ -88,7 +88,7 @@ class Session {
     if (ask.wait === undefined) {
       this.#listen();
     } else {
-      limit = after(ask.deadline - early() + ANSWER_LIMIT, () => this.#giveUp(call, this.#acquires.isQueued(call) ? this.#full() : this.#silent()));
+      limit = after(Math.max(0, ask.deadline - early()) + ANSWER_LIMIT, () => this.#giveUp(call, this.#acquires.isQueued(call) ? this.#full() : this.#silent()));
     }
     try {
       return (await this.#answer(call)).lock;

@@ -147,7 +147,7 @@ class LockSidecar {
   async force(resource, options = {}) {
     check(options, { lockId: kinds.text, grace: kinds.limited });
     const { lockId = '', grace = 2_000 } = options;
-    return (await this.#look('forceRelease', { resource, lockId, grace: formatDuration(grace) }, 'forceReleased')).lockIds;
+    return (await this.#look('forceRelease', { resource, lockId, grace: formatDuration(grace) }, 'forceReleased', grace)).lockIds;
   }
 
   info() {
@@ -163,11 +163,11 @@ class LockSidecar {
     return look.stream(this.#path(), 'watchLeader', { resource, ...interval(options) }, 'leader');
   }
 
-  async #look(kind, body, answer) {
+  async #look(kind, body, answer, more) {
     if ('resource' in body) {
       kinds.text('resource', body.resource);
     }
-    return look.ask(this.#path(), kind, body, answer);
+    return look.ask(this.#path(), kind, body, answer, more);
   }
 
   async close() {

@@ -175,6 +175,19 @@ test('a wait without end at a sidecar that is silent', async (t) => {
   await eventually('it was asked, and told', () => asked.some((l) => l.includes('keepAlive')) && asked.some((l) => l.includes('cancel')));
 });
 
+test('a forced release may take its grace', async (t) => {
+  const { client, asked, write } = await scripted(t);
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  let ended = false;
+  const forced = client.force('r', { grace: 60_000 }).finally(() => { ended = true; });
+  await eventually('it is asked', () => asked.length > 0);
+  t.mock.timers.tick(65_000);
+  await new Promise((resolve) => { setImmediate(() => setImmediate(resolve)); });
+  assert.equal(ended, false);
+  write('{"requestId":"1","forceReleased":{"lockIds":["l"]}}\n');
+  assert.deepEqual(await forced, ['l']);
+});
+
 test('a release that is answered with the loss', async (t) => {
   const countedAt = `${now() / 1e3}s`;
   const { client, asked, say } = await scripted(t, { countedAt }, () => ({ lockId: 'l', validFor: '900s', countedAt }));

@@ -441,6 +441,27 @@ tap([
         fails('SIDECAR_GONE', fn() => (new Client(scripted([['neither' => 1]])))->info());
     },
 
+    'what makes no sense is refused, and does no harm to what is held' => function (): void {
+        $client = new Client((new Sidecar())->socket);
+        $lock = $client->acquire('held', maxHold: 60);
+        foreach ([NAN, -INF] as $time) {
+            fails('INVALID_REQUEST', fn() => $client->acquire('r', wait: $time));
+            fails('INVALID_REQUEST', fn() => $client->acquire('r', minHold: $time));
+            fails('INVALID_REQUEST', fn() => $client->once('k', fn() => null, keep: $time));
+            fails('INVALID_REQUEST', fn() => $client->force('held', grace: $time));
+            fails('INVALID_REQUEST', fn() => $client->begin('r')->get($time));
+            fails('INVALID_REQUEST', fn() => $client->watch(interval: $time)->current());
+            fails('INVALID_REQUEST', fn() => new Client(connectTimeout: $time));
+            fails('INVALID_REQUEST', fn() => $lock->extend($time));
+        }
+        same('maxHold', fails('INVALID_REQUEST', fn() => $client->acquire('r', maxHold: INF))->metadata['field']);
+        $e = fails('INVALID_REQUEST', fn() => $client->acquire('r', shared: true, limit: 2));
+        same('limit', $e->metadata['field']);
+        $client->acquire('r', wait: INF)->release();
+        $lock->check();
+        same([true, false], array_map($client->locked(...), ['held', 'r']));
+    },
+
     'nobody answers' => function (): void {
         $dir = sys_get_temp_dir();
         $e = fails('NO_SIDECAR', fn() => (new Client("$dir/no-such-socket"))->acquire('r'));

@@ -464,6 +464,14 @@ def test_extend(client: Client) -> None:
         assert not held.lost.wait(PATIENCE / 15)
 
 
+def test_a_forced_release_may_take_its_grace(client: Client, connect: Callable[..., Client], monkeypatch: Any) -> None:
+    monkeypatch.setattr("locksidecar._look._TIMEOUT", 0.01)
+    held = client.lock("forced slowly").acquire()
+    assert connect().force("forced slowly", grace=0.5) == [held.lock_id]
+    with pytest.raises(LockLost):
+        held.release()
+
+
 def test_looks(client: Client, connect: Callable[..., Client]) -> None:
     leading = connect(metadata={"leader": "10.0.0.1"})
     with leading.lock("looks/1"), client.lock("looks/2"):

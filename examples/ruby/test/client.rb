@@ -2,6 +2,7 @@
 
 # What the contract does not say: what is Ruby's own, and calls that other clients lack.
 
+require "etc"
 require "timeout"
 require_relative "sidecars"
 
@@ -377,6 +378,33 @@ tap_all({
     same("FORCED", lock.lost&.lost_reason)
   },
 
+  "a loss for which no thread can be made is told later, and costs no other lock" => lambda {
+    sidecar = Sidecar.new
+    said = child do
+      client = Client.new(socket: sidecar.socket)
+      told = Queue.new
+      lost = client.acquire("lost")
+      lost.on_lost { |loss| told << loss.lost_reason }
+      other = client.acquire("other")
+      size = File.read("/proc/self/statm").to_i * Etc.sysconf(Etc::SC_PAGESIZE)
+      _, hard = Process.getrlimit(:AS)
+      Process.setrlimit(:AS, size + (32 << 20), hard)
+      begin
+        loop { Thread.new { sleep } }
+      rescue ThreadError
+        client.force("lost", grace: 0)
+      end
+      eventually("it is lost") { lost.lost? }
+      other.check
+      must(told.empty?, "there was a thread")
+      Process.setrlimit(:AS, hard, hard)
+      eventually("it is told") { !told.empty? }
+      other.release
+      told.pop
+    end
+    same("FORCED", said)
+  },
+
   "a loss may come before its grant" => lambda {
     lost = { lockId: "l", resource: "r", fence: "7", reason: "FORCED", grace: "1s", message: "m", countedAt: "1s" }
     same("FORCED", Client.new(socket: scripted(OPENED, { event: { lost: lost } })).acquire("r").lost&.lost_reason)
@@ -465,6 +493,31 @@ tap_all({
     end
     fails("INVALID_REQUEST") { client.watch(interval: 0.001) { nil } }
     fails("SIDECAR_GONE") { Client.new(socket: scripted({ neither: 1 })).watch { nil } }
+  },
+
+  "what makes no sense is refused, and does no harm to what is held" => lambda {
+    client = Client.new(socket: Sidecar.new.socket)
+    lock = client.acquire("held")
+    ["5", Float::NAN, -Float::INFINITY, true, :x, Complex(1, 1)].each do |time|
+      e = fails("INVALID_REQUEST") { client.acquire("r", max_hold: time) }
+      same("max_hold", e.metadata["field"])
+      fails("INVALID_REQUEST") { client.acquire("r", wait: time) }
+      fails("INVALID_REQUEST") { client.acquire("r", min_hold: time) }
+      fails("INVALID_REQUEST") { client.once("k", keep: time) { nil } }
+      fails("INVALID_REQUEST") { client.force("held", grace: time) }
+      fails("INVALID_REQUEST") { client.watch(interval: time) { nil } }
+      fails("INVALID_REQUEST") { Client.new(connect_timeout: time) }
+      fails("INVALID_REQUEST") { lock.extend_to(time) }
+      fails("INVALID_REQUEST") { lock.detach(time) }
+    end
+    [nil, 5, Object.new, { a: 1 }, ["a", nil], [%w[a b]]].each { |name| fails("INVALID_REQUEST") { client.acquire(name) } }
+    fails("INVALID_REQUEST") { client.acquire("r", wait: 1e300) }
+    fails("INVALID_REQUEST") { client.acquire("r", wait: false) }
+    fails("INVALID_REQUEST") { client.acquire("r", shared: true, limit: 2) }
+    client.acquire("r", wait: Float::INFINITY).release
+    client.acquire(:s, wait: 1r).release
+    lock.check
+    same([true, false, false], %w[held r s].map { |name| client.locked?(name) })
   },
 
   "nobody answers" => lambda {

@@ -349,8 +349,9 @@ class Client:
 
         Returns when it is gone: when the holder has let go, or grace is over.
         """
-        body = {"resource": resource, "lockId": lock_id, "grace": duration(given_seconds("grace", grace) or 0.0)}
-        return list_(_look.ask(self._socket(), "forceRelease", body, "forceReleased")["lockIds"])
+        seconds = given_seconds("grace", grace) or 0.0
+        body = {"resource": resource, "lockId": lock_id, "grace": duration(seconds)}
+        return list_(_look.ask(self._socket(), "forceRelease", body, "forceReleased", more=seconds)["lockIds"])
 
     def info(self) -> dict[str, Any]:
         """The sidecar itself: its version, store, lease, and how much it has to do."""

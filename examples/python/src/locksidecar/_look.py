@@ -11,15 +11,19 @@ from ._errors import ListIncomplete, LockSidecarError, NoSidecar, SidecarGone, S
 from ._socket import connect
 
 _TIMEOUT = 10.0
+_LONGEST = 3600.0  # no answer takes so much longer, whatever grace the app gives
 
 
-def ask(path: str, kind: str, body: Mapping[str, Any], answer: str) -> dict[str, Any]:
-    """One question. A sidecar that hangs up without a word, as one does to make room, is asked again for a while."""
+def ask(path: str, kind: str, body: Mapping[str, Any], answer: str, more: float = 0.0) -> dict[str, Any]:
+    """One question, whose answer may take so many seconds more than others.
+
+    A sidecar that hangs up without a word, as one does to make room, is asked again for a while.
+    """
     end = time.monotonic() + _TIMEOUT
     pause = 0.01
     while True:
         try:
-            for said in stream(path, kind, body, answer, _TIMEOUT):
+            for said in stream(path, kind, body, answer, _TIMEOUT + min(more, _LONGEST)):
                 return said
         except SidecarGone:
             if kind in ("forceRelease", "releaseHandle", "resetOutcome") or time.monotonic() + pause > end:
