@@ -449,6 +449,7 @@ final class Session
     /** @var array{float, float} the last news of the lease: when counted on the sidecar's clock, its end on ours */
     private array $news = [-INF, -INF];
     private float $slack = 0.0;
+    private float $nearest = INF; // no hold is over before
     private float $heard;
     /** @var list<\Closure(): void> what the app is to be told, when all that was read is carried out */
     private array $tell = [];
@@ -691,9 +692,21 @@ final class Session
                 $this->over(new SidecarGone('SIDECAR_GONE', "what answers at {$this->lines->path} is no sidecar: {$e->getMessage()}"));
             }
         }
-        foreach ($this->holds as $hold) {
-            $this->checkEnd($hold, $this->silentAt($hold));
+        if ($this->holds !== [] && $this->nearest <= Clock::now()) {
+            $this->nearest = INF;
+            foreach ($this->holds as $hold) {
+                $this->checkEnd($hold, $this->silentAt($hold));
+                if ($hold->problem === null) {
+                    $this->watch($hold);
+                }
+            }
         }
+    }
+
+    /** Sees to it that the end of a hold is noticed. One look at the clock does for all, as long as none is over. */
+    private function watch(Hold $hold): void
+    {
+        $this->nearest = min($this->nearest, $this->silentAt($hold));
     }
 
     /** Nothing that these throw keeps the next one from being told. */
@@ -713,9 +726,8 @@ final class Session
     /** The same, and waits for more at first, until the next hold ends at most. */
     public function pump(float $seconds): void
     {
-        $now = Clock::early();
-        foreach ($this->holds as $hold) {
-            $seconds = min($seconds, $this->silentAt($hold) - $now);
+        if ($this->holds !== []) {
+            $seconds = min($seconds, $this->nearest - Clock::early());
         }
         if ($this->mine()->error === null) {
             $this->lines->wait($seconds);
@@ -781,6 +793,7 @@ final class Session
             if (isset($m['extended'])) {
                 $call->about->limit = min($this->moment($grant['countedAt'], $call->maxHold), $this->byHandle($grant));
                 $call->about->until = max($call->about->until, $this->moment($grant['countedAt'], Clock::seconds($grant['validFor'])));
+                $this->watch($call->about);
             }
         }
         $call->finish();
@@ -805,6 +818,7 @@ final class Session
         }
         $hold->limit = min($hold->limit, $this->byHandle($grant));
         $this->prolong($hold); // news may overtake the grant
+        $this->watch($hold);
         if (isset($this->early[$hold->id])) {
             $this->lost($hold, $this->early[$hold->id]);
         }

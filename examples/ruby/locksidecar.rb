@@ -473,6 +473,7 @@ module Locksidecar
       @difference = -Float::INFINITY # of the clocks: ours less the sidecar's, never too large
       @news = [-Float::INFINITY, -Float::INFINITY] # of the lease: counted on the sidecar's clock, its end on ours
       @slack = 0.0
+      @nearest = Float::INFINITY # no hold is over before
       @heard = Locksidecar.now
       @socket = Locksidecar.connect(path)
       Session.remember(self)
@@ -814,10 +815,23 @@ module Locksidecar
     def look_all
       now = Locksidecar.now
       flush
-      @holds.values.each { |hold| expire(hold, silent_at(hold)) }
-      nearest = @holds.values.map { |hold| silent_at(hold) }.min
+      look_at_holds if @nearest <= now
+      nearest = @nearest unless @holds.empty?
       nearest = [nearest, now + RETRY].compact.min unless Locksidecar.tell_again && (@out.empty? || @writer)
       nearest && (nearest - now).clamp(0.001, MAX_LOOK)
+    end
+
+    def look_at_holds
+      @nearest = Float::INFINITY
+      @holds.values.each do |hold|
+        expire(hold, silent_at(hold))
+        watch(hold) unless hold.problem
+      end
+    end
+
+    # Sees to it that the end of a hold is noticed. A look at all of them is made when the nearest end is there.
+    def watch(hold)
+      @nearest = [@nearest, silent_at(hold)].min
     end
 
     def line(message)
@@ -868,6 +882,7 @@ module Locksidecar
         if message["extended"]
           call.about.limit = [moment(grant["countedAt"], call.max_hold), by_handle(grant)].min
           call.about.until = [call.about.until, moment(grant["countedAt"], grant["validFor"].to_f)].max
+          watch(call.about)
         end
       end
       call.finish
@@ -882,6 +897,7 @@ module Locksidecar
       hold.limit = [hold.limit, moment(grant["countedAt"], call.max_hold)].min if call.max_hold
       hold.limit = [hold.limit, by_handle(grant)].min
       prolong(hold) # news may overtake the grant
+      watch(hold)
       lost(hold, @early[hold.id]) if @early[hold.id]
     end
 

@@ -185,6 +185,19 @@ tap([
         $lock->release();
     },
 
+    'who holds a thousand locks does not look at each of them all the time' => function (): void {
+        $client = new Client((new Sidecar(['ttl' => '60s']))->socket);
+        $pending = array_map(fn($i) => $client->begin("held/$i"), range(1, 1000));
+        $held = array_map(fn($asked) => $asked->get(PATIENCE), $pending);
+        $ticks = worked(function () use ($client): void {
+            foreach (range(1, 100) as $i) {
+                $client->acquire('r', wait: PATIENCE)->release();
+            }
+        });
+        must($ticks < 100, "it worked for $ticks hundredths of a second"); // less than 10, where nobody else works
+        same(1000, count(array_filter($held, fn($lock) => $lock->validFor() > 0)));
+    },
+
     'a process with more files than select knows' => function (): void {
         $sidecar = new Sidecar();
         ['soft openfiles' => $soft, 'hard openfiles' => $hard] = posix_getrlimit();

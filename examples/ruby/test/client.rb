@@ -212,6 +212,15 @@ tap_all({
     end
   },
 
+  "who holds many locks does not look at each of them all the time" => lambda {
+    client = Client.new(socket: Sidecar.new({ "ttl" => "60s" }).socket)
+    held = Array.new(300) { |i| client.acquire("held/#{i}") }
+    Looks.number = 0
+    10.times { client.acquire("r", wait: PATIENCE).release }
+    must(Looks.number < 600, "it looked at the clock #{Looks.number} times")
+    held.each(&:check)
+  },
+
   "a wait with a limit sleeps" => lambda {
     client = Client.new(socket: Sidecar.new.socket).open
     with(:PING_AFTER, 0.1) do
