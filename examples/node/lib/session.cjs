@@ -43,6 +43,7 @@ class Session {
   #heard = false; // since the last look
   #awaited = 0; // calls that somebody waits for
   #refs = true; // whether the connection keeps this process alive
+  #retired = false; // nobody asks for anything more
   #holdsRef; // whether holds do
 
   /** Opens a session. Rejects with a SidecarError. */
@@ -155,6 +156,19 @@ class Session {
     clearTimeout(limit);
     if (late) {
       throw this.#silent();
+    }
+  }
+
+  /** Nobody asks for anything more: it ends when nothing is held, and nobody waits for an answer. */
+  retire() {
+    this.#retired = true;
+    setImmediate(() => this.#endIdle()).unref();
+  }
+
+  #endIdle() {
+    if (this.#awaited === 0 && this.#holds.size === 0
+      && this.#end(new SidecarError('SESSION_CLOSED', 'nobody has the client any more'), 'SESSION_CLOSED')) {
+      this.#lines.end();
     }
   }
 
@@ -310,6 +324,9 @@ class Session {
   }
 
   #ref() {
+    if (this.#retired) {
+      this.retire(); // if what is done now is not a request
+    }
     const refs = this.#awaited > 0 || (this.#holdsRef && this.#holds.size > 0);
     if (refs !== this.#refs) {
       this.#refs = refs;

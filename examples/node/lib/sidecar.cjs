@@ -12,17 +12,21 @@ const { defaultSocket } = require('./socket.cjs');
 
 const CONNECT_TIMEOUT = 15_000;
 
+// Nobody can ask for anything more by a client that nobody has: its session ends when that holds nothing.
+const dropped = new FinalizationRegistry(({ session }) => session?.retire());
+
 /** The sidecar beside this app. What its methods promise is in index.d.cts. */
 class LockSidecar {
   #options;
   #opening; // promise of the session
-  #current; // the session, when it is open
+  #last = { session: undefined }; // the session, when it is open
   #closed = false;
   #refs = true;
 
   constructor(options = {}) {
     checkClient(options);
     this.#options = options;
+    dropped.register(this, this.#last);
   }
 
   async hold(resource, options, work) {
@@ -73,7 +77,7 @@ class LockSidecar {
   /** On a new session again, as long as the end of the last one was not noticed before. What was not sent is no loss. */
   async #take(ask, signal) {
     signal?.throwIfAborted();
-    let session = this.#current;
+    let session = this.#last.session;
     for (;;) {
       if (!session || session.error || this.#closed) {
         session = await unless(signal, this.#session());
@@ -109,18 +113,18 @@ class LockSidecar {
   }
 
   get draining() {
-    return this.#current?.draining === true && !this.#current.error;
+    return this.#last.session?.draining === true && !this.#last.session.error;
   }
 
   ref() {
     this.#refs = true;
-    this.#current?.holdsRef(true);
+    this.#last.session?.holdsRef(true);
     return this;
   }
 
   unref() {
     this.#refs = false;
-    this.#current?.holdsRef(false);
+    this.#last.session?.holdsRef(false);
     return this;
   }
 
@@ -219,7 +223,7 @@ class LockSidecar {
       try {
         const session = await Session.open(path, this.#options, this.#refs);
         session.holdsRef(this.#refs);
-        this.#current = session;
+        this.#last.session = session;
         return session;
       } catch (err) {
         if (err.reason !== 'SIDECAR_GONE' || now() + pause > end) {

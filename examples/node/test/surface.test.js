@@ -2,6 +2,8 @@
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 import { test } from 'node:test';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
 import { LockLostError, LockSidecar, SidecarError } from 'locksidecar';
 import { Sidecar, aborted, eventually, stores } from './sidecars.js';
@@ -131,6 +133,34 @@ test('require and import give the same', () => {
   const required = createRequire(import.meta.url)('locksidecar');
   assert.equal(required.LockSidecar, LockSidecar);
   assert.equal(required.LockLostError, LockLostError);
+});
+
+test('clients that nobody has any more end their sessions, and cost no lock', async (t) => {
+  const sidecar = await Sidecar.start(t);
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc');
+  const used = async (name) => {
+    const client = new LockSidecar({ socket: sidecar.socket });
+    await client.hold(`${name} before`, () => {});
+    return client.acquire(name);
+  };
+  const locks = await Promise.all(['a', 'b', 'c'].map(used));
+  const looks = new LockSidecar({ socket: sidecar.socket }); // which needs no session
+  const sessions = async (n) => eventually(`${n} sessions`, async () => {
+    collect();
+    return (await looks.info()).sessions === n;
+  });
+  await locks[0].release();
+  await sessions(2);
+  await new Promise((resolve) => { setTimeout(resolve, 100); });
+  await sessions(2); // these hold something
+  locks[1].check();
+  await locks[1].release();
+  await sessions(1);
+  locks[2].check();
+  await locks[2].release();
+  await sessions(0);
+  await assert.rejects(locks[2].release(), { reason: 'NOT_HOLDER' });
 });
 
 test('worker threads have sessions of their own, which end with them', async (t) => {
