@@ -95,6 +95,7 @@ function fromConnection(path, err) {
     ECONNREFUSED: `the sidecar that made it is gone; start one with: ${start}`,
     EACCES: 'this user may not connect to it; see its mode and that of its directory',
     ENOTSOCK: 'it is not a socket',
+    EAGAIN: 'it takes no connections; the sidecar may be frozen',
   }[err?.code];
   if (hint) {
     return new SidecarError('NO_SIDECAR', `no sidecar answers at ${path}: ${hint}`, { cause: err });
@@ -102,4 +103,14 @@ function fromConnection(path, err) {
   return new SidecarError('SIDECAR_GONE', `the connection to the sidecar at ${path} ended`, { cause: err });
 }
 
-module.exports = { IncompleteError, LockLostError, SidecarError, fromConnection, fromStatus };
+/** Whether another connection may do: the sidecar hung up, as it does to make room, or takes none for now. */
+function passes(err) {
+  return err.reason === 'SIDECAR_GONE' || takesNone(err);
+}
+
+/** Whether it takes none for now: it was not asked anything then. */
+function takesNone(err) {
+  return err.cause?.code === 'EAGAIN';
+}
+
+module.exports = { IncompleteError, LockLostError, SidecarError, fromConnection, fromStatus, passes, takesNone };

@@ -2,7 +2,7 @@
 
 const { setTimeout: sleep } = require('node:timers/promises');
 const { now } = require('./clock.cjs');
-const { IncompleteError, SidecarError, fromStatus } = require('./errors.cjs');
+const { IncompleteError, SidecarError, fromStatus, passes, takesNone } = require('./errors.cjs');
 const { connect } = require('./lines.cjs');
 
 const LIMIT = 10_000;
@@ -72,7 +72,7 @@ async function ask(path, kind, body, answer, more = 0) {
         return found;
       }
     } catch (err) {
-      if (err.reason !== 'SIDECAR_GONE' || ONCE_ONLY.includes(kind) || now() + pause > end) {
+      if (!passes(err) || (ONCE_ONLY.includes(kind) && !takesNone(err)) || now() + pause > end) {
         throw err;
       }
     }

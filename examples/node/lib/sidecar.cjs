@@ -3,7 +3,7 @@
 const { setTimeout: sleep } = require('node:timers/promises');
 const { early, formatDuration, now } = require('./clock.cjs');
 const { Detached } = require('./detached.cjs');
-const { SidecarError } = require('./errors.cjs');
+const { SidecarError, passes } = require('./errors.cjs');
 const look = require('./look.cjs');
 const { check, checkClient, kinds, readAcquire, readAttach, readHandle } = require('./options.cjs');
 const { Session } = require('./session.cjs');
@@ -214,7 +214,7 @@ class LockSidecar {
 
   /**
    * Opens a session. A sidecar that hangs up before it has answered is asked again:
-   * where connections are short, it does so to make room.
+   * where connections are short, it does so to make room. So is one that takes no connections for now.
    */
   async #open(isWanted) {
     const path = this.#path();
@@ -226,7 +226,7 @@ class LockSidecar {
         this.#last.session = session;
         return session;
       } catch (err) {
-        if (err.reason !== 'SIDECAR_GONE' || now() + pause > end) {
+        if (!passes(err) || now() + pause > end) {
           throw err;
         }
       }

@@ -6,6 +6,7 @@ import net from 'node:net';
 import os from 'node:os';
 import path from 'node:path';
 import { test } from 'node:test';
+import { Worker } from 'node:worker_threads';
 import { LockSidecar } from '../index.js';
 import { Acquires } from '../lib/acquires.cjs';
 import { SidecarClock, formatDuration, now, parseDuration } from '../lib/clock.cjs';
@@ -74,6 +75,29 @@ test('the socket of a dead sidecar', async (t) => {
     reason: 'NO_SIDECAR', message: `no sidecar answers at ${socket}: the sidecar that made it is gone; `
       + `start one with: locksidecar serve --socket ${socket}`,
   });
+});
+
+test('a sidecar that takes no connections', async (t) => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'ls-'));
+  const socket = path.join(dir, 's');
+  const frozen = new Worker(`
+    const { parentPort, workerData: { socket, thaw } } = require('node:worker_threads');
+    const server = require('node:net').createServer((c) => c.destroy()).listen({ path: socket, backlog: 1 }, () => {
+      parentPort.postMessage('listens');
+      Atomics.wait(thaw, 0, 0);
+    });
+  `, { eval: true, workerData: { socket, thaw: new Int32Array(new SharedArrayBuffer(4)) } });
+  await new Promise((resolve, reject) => { frozen.once('message', resolve).once('error', reject); });
+  const waiting = [0, 1, 2, 3].map(() => net.connect(socket).on('error', () => {}));
+  t.after(async () => {
+    waiting.forEach((one) => one.destroy());
+    await frozen.terminate();
+    fs.rmSync(dir, { recursive: true });
+  });
+  await eventually('there is no room', () => waiting.some((one) => one.destroyed));
+  const client = new LockSidecar({ socket, connectTimeout: 200 });
+  const none = { reason: 'NO_SIDECAR', message: `no sidecar answers at ${socket}: it takes no connections; the sidecar may be frozen` };
+  await assert.rejects(client.acquire('a'), none);
 });
 
 // Something accepts and says nothing.
