@@ -3,6 +3,7 @@ package caslock
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -71,7 +72,7 @@ func dueKey(ends int64, r lock.Resource, id string) string {
 func dueOf(key string) (ends int64, r lock.Resource, id string) {
 	const digits = 16
 	rest := key[min(len(key), len(duePrefix)):]
-	_, _ = fmt.Sscanf(rest[:min(len(rest), digits)], "%x", &ends)
+	ends, _ = strconv.ParseInt(rest[:min(len(rest), digits)], 16, 64)
 	r, id = refOf(rest[min(len(rest), digits+1):])
 	return ends, r, id
 }
