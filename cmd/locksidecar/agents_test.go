@@ -117,3 +117,24 @@ func TestNamespaceIsFull(t *testing.T) {
 		})
 	}
 }
+
+// TestNamesOfBothModes: a sidecar whose namespace is that of Kubernetes has the names of the node's sidecar, so that pods
+// of both modes exclude each other.
+func TestNamesOfBothModes(t *testing.T) {
+	n := newTestNode(t)
+	store := []string{"--store", storeURL(testengine.Shared(t, testengine.Redis))}
+	shop := "shop-" + hexOf(4) // nobody else's on this Redis
+	n.agent(n.pod("agent", ""), append(store, "--allow-service-account", "*/*")...)
+	pod := n.pod("orders", shop+"/orders")
+	own := serveProgram(t, append(store, "--namespace", shop)...)
+	if got := cli(t, "run", "--socket", own.socket, "--wait", "0", "a", "--", "true"); got.code != 0 {
+		t.Fatalf("a sidecar of a pod: %+v", got)
+	}
+	n.holds(pod, "a")
+	if got := cli(t, "run", "--socket", own.socket, "--wait", "0", "a", "--", "true"); got.code != exitNotGot {
+		t.Errorf("broken law: what a pod of the node holds is granted: %+v", got)
+	}
+	if got := n.in(n.pod("other", shop+"-eu/default"), "run", "--wait", "0", "a", "--", "true"); got.code != 0 {
+		t.Errorf("another namespace: %+v", got)
+	}
+}
