@@ -132,7 +132,9 @@ func TestPlaces(t *testing.T) {
 		}
 	})
 	t.Run("the limit of one space", func(t *testing.T) {
-		m, err := session.New(session.Options{Backend: embedded.New()})
+		store := embedded.New()
+		defer func() { _ = store.Close() }()
+		m, err := session.New(session.Options{Backend: store})
 		if err != nil {
 			t.Fatal(err)
 		}
