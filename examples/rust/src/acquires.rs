@@ -58,7 +58,8 @@ impl Asked {
     fn body_now(&self) -> Vec<(String, Json)> {
         let mut body = self.body.clone();
         if let (true, Some((_, wait))) = (self.end.is_finite(), body.iter_mut().find(|(name, _)| name == "wait")) {
-            *wait = Json::Text(crate::duration(Duration::from_secs_f64((self.end - now()).max(0.001))));
+            let left = Duration::try_from_secs_f64((self.end - now()).max(0.001)).unwrap_or(Duration::MAX);
+            *wait = Json::Text(crate::duration(left));
         }
         body
     }

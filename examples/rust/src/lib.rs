@@ -70,6 +70,8 @@ pub struct Client(Arc<Inner>);
 struct Inner {
     settings: Settings,
     current: Mutex<Current>,
+    /// Of the one who opens a session, which may take long. It is taken before `current`.
+    opening: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -123,7 +125,7 @@ impl Builder {
 
     /// The client. It does not connect yet.
     pub fn build(self) -> Client {
-        Client(Arc::new(Inner { settings: self.0, current: Mutex::default() }))
+        Client(Arc::new(Inner { settings: self.0, current: Mutex::default(), opening: Mutex::default() }))
     }
 }
 
@@ -196,16 +198,31 @@ impl Client {
 
     /// The session of this process; a new one where the last has ended.
     fn session(&self) -> Result<Arc<Owned>> {
+        if let Some(session) = self.is_open()? {
+            return Ok(session);
+        }
+        let _one = state::lock(&self.0.opening);
+        if let Some(session) = self.is_open()? {
+            return Ok(session); // another thread has opened it meanwhile
+        }
+        let session = self.0.settings.connect(|| self.current().closed)?;
         let mut current = self.current();
         if current.closed {
-            return Err(Error::new(Kind::SessionClosed, "this process has closed the session; open() opens another"));
+            drop(current);
+            session.close();
+            return Err(closed());
         }
-        if let Some(session) = current.session.as_ref().filter(|s| s.error().is_none()) {
-            return Ok(session.clone());
-        }
-        let session = self.0.settings.connect()?;
         current.session = Some(session.clone());
         Ok(session)
+    }
+
+    /// The session, where there is one that has not ended.
+    fn is_open(&self) -> Result<Option<Arc<Owned>>> {
+        let current = self.current();
+        if current.closed {
+            return Err(closed());
+        }
+        Ok(current.session.as_ref().filter(|s| s.error().is_none()).cloned())
     }
 
     /// Sends an acquire. What could not be sent, because the session has just ended, goes to a new one.
@@ -228,7 +245,7 @@ impl Settings {
 
     /// A sidecar that hangs up before it has answered is called again: where connections are short, it
     /// does so to make room.
-    fn connect(&self) -> Result<Arc<Owned>> {
+    fn connect(&self, is_closed: impl Fn() -> bool) -> Result<Arc<Owned>> {
         let path = self.path()?;
         let end = sys::now() + self.connect_timeout.as_secs_f64();
         let mut pause = Duration::from_millis(50);
@@ -239,9 +256,16 @@ impl Settings {
                 other => return other,
             }
             thread::sleep(pause);
+            if is_closed() {
+                return Err(closed());
+            }
             pause = (2 * pause).min(Duration::from_secs(1));
         }
     }
+}
+
+fn closed() -> Error {
+    Error::new(Kind::SessionClosed, "this process has closed the session; open() opens another")
 }
 
 /// A lock that is not taken yet, and how it is to be: take it by [`acquire`](Lock::acquire), or await it.
@@ -268,9 +292,9 @@ impl Lock {
         self
     }
 
-    /// Waits for so long at most; 0: tries once. Otherwise it waits for as long as it takes.
+    /// Waits for so long at most (24 hours); 0: tries once. Otherwise, and with [`Duration::MAX`], it waits for as long as it takes.
     pub fn wait(mut self, limit: Duration) -> Lock {
-        self.wait = Some(limit);
+        self.wait = Some(limit).filter(|limit| *limit < Duration::MAX);
         self
     }
 

@@ -4,7 +4,7 @@
 use crate::acquires::{full, Acquires, Asked};
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::state::{line, release_handle, take, tell, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
+use crate::state::{line, release_handle, take, tell, tell_again, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
 use crate::sys::{self, now};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -413,7 +413,7 @@ impl Session {
             return;
         };
         drop(h);
-        tell(listener, problem);
+        tell(Box::new(move || listener(problem)));
     }
 
     // The thread that reads.
@@ -423,6 +423,9 @@ impl Session {
         let why = self.read_on();
         self.over(Error::new(Kind::SidecarGone, why));
         drop(end);
+        while !tell_again() {
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// Reads until the connection ends, and says why it has.
@@ -447,6 +450,7 @@ impl Session {
 
     /// Notices the ends that have come, of holds and of waits. In so many seconds it must do so again.
     fn tick(self: &Arc<Self>) -> f64 {
+        tell_again();
         let now = now();
         let (mut late, mut over, mut ping) = (Vec::new(), Vec::new(), false);
         let mut nearest = now + MAX_LOOK;
@@ -542,7 +546,7 @@ impl Session {
             self.undo(undo);
         }
         if let (Some(seconds), Some(then)) = (draining, self.on_draining.clone()) {
-            thread::spawn(move || then(Duration::from_secs_f64(seconds)));
+            tell(Box::new(move || then(Duration::from_secs_f64(seconds))));
         }
     }
 

@@ -138,9 +138,39 @@ impl Hold {
     }
 }
 
-/// Never where the news are read.
-pub(crate) fn tell(listener: Listener, problem: Error) {
-    thread::spawn(move || listener(problem));
+pub(crate) type Work = Box<dyn FnOnce() + Send>;
+
+/// What the app is to be told, and no thread could be started for it.
+static UNTOLD: Mutex<Vec<Work>> = Mutex::new(Vec::new());
+
+/// Tells the app something in a thread of its own, never where the news are read. Where none can be started now, a thread
+/// that reads tries again.
+pub(crate) fn tell(work: Work) {
+    lock(&UNTOLD).extend(start(thread::Builder::new(), work));
+}
+
+/// Whether all is told.
+pub(crate) fn tell_again() -> bool {
+    let untold = std::mem::take(&mut *lock(&UNTOLD));
+    let left: Vec<Work> = untold.into_iter().filter_map(|work| start(thread::Builder::new(), work)).collect();
+    let all = left.is_empty();
+    lock(&UNTOLD).extend(left);
+    all
+}
+
+/// Does it in a thread, or gives it back where that cannot be started.
+pub(crate) fn start(thread: thread::Builder, work: Work) -> Option<Work> {
+    let here = Arc::new(Mutex::new(Some(work)));
+    let there = here.clone();
+    let work = move || {
+        let work = lock(&there).take();
+        work.into_iter().for_each(|work| work());
+    };
+    if thread.spawn(work).is_ok() {
+        return None;
+    }
+    let left = lock(&here).take();
+    left
 }
 
 /// What may run code of the app, and so waits until no mutex is held: a waker may poll its task at once, or drop it.
@@ -155,7 +185,7 @@ impl Later {
     fn run(self) {
         self.wake.into_iter().for_each(Waker::wake);
         for (listener, problem) in self.tell {
-            tell(listener, problem);
+            tell(Box::new(move || listener(problem)));
         }
     }
 }

@@ -340,6 +340,72 @@ fn losses() {
     assert_eq!(held.lost().unwrap().lost_reason(), Some("FORCED"), "the answer to the release is the first to tell");
 }
 
+/// How much this process may map: no thread can be started from where that is what it has.
+mod memory {
+    #[repr(C)]
+    pub struct Limit {
+        pub now: u64,
+        pub most: u64,
+    }
+
+    extern "C" {
+        fn getrlimit(resource: i32, limit: *mut Limit) -> i32;
+        fn setrlimit(resource: i32, limit: *const Limit) -> i32;
+    }
+
+    const RLIMIT_AS: i32 = 9;
+
+    pub fn limit() -> Limit {
+        let mut limit = Limit { now: 0, most: 0 };
+        // SAFETY: it is written to what is there for it.
+        assert_eq!(unsafe { getrlimit(RLIMIT_AS, &mut limit) }, 0);
+        limit
+    }
+
+    pub fn set(now: u64) {
+        let limit = Limit { now, ..limit() };
+        // SAFETY: it is only read.
+        assert_eq!(unsafe { setrlimit(RLIMIT_AS, &limit) }, 0);
+    }
+
+    pub fn mapped() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+        size.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+}
+
+fn no_threads() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    let (told, hears) = mpsc::channel();
+    let held: Vec<_> = ["lost", "other"].iter().map(|name| client.lock(*name).acquire().unwrap()).collect();
+    for held in &held {
+        let told = told.clone();
+        held.on_lost(move |problem| told.send(problem).unwrap());
+    }
+    let before = memory::limit().now;
+    memory::set(memory::mapped() + (32 << 20));
+    let (stay, stop) = mpsc::channel::<()>();
+    let stop = Arc::new(Mutex::new(stop));
+    let sleeper = || {
+        let stop = stop.clone();
+        thread::Builder::new().spawn(move || stop.lock().unwrap().recv())
+    };
+    let sleepers: Vec<_> = std::iter::from_fn(|| sleeper().ok()).collect();
+    let forced = client.force("lost", None, NOW);
+    eventually("it is lost", PATIENCE, || held[0].lost().is_some());
+    let (other, early) = (held[1].check(), hears.try_recv());
+    memory::set(before);
+    assert_eq!(forced.unwrap(), [held[0].id()]);
+    other.unwrap();
+    assert!(early.is_err(), "there was a thread");
+    assert_eq!(hears.recv_timeout(PATIENCE).unwrap().lost_reason(), Some("FORCED"));
+    held[1].check().unwrap();
+    drop(stay);
+    sleepers.into_iter().for_each(|sleeper| drop(sleeper.join()));
+}
+
 fn early() {
     const LOST: &str = r#""event":{"lost":{"lockId":"l","resource":"r","fence":"7","reason":"FORCED","grace":"1s","message":"m","countedAt":"1s"}}"#;
     let held = scripted(&[OPENED, LOST]).build().lock("r").acquire().unwrap();
@@ -356,6 +422,23 @@ fn hangs_up() {
     assert_eq!(scripted(&["", "", OPENED, GRANTED]).build().lock("r").acquire().unwrap().fence(), 7);
     let client = scripted(&["", OPENED, GRANTED]).connect_timeout(NOW).build();
     assert_eq!(kind(client.lock("r").acquire()), Kind::SidecarGone);
+}
+
+fn closed_while_it_opens() {
+    let path = std::env::temp_dir().join(format!("ls-{}-hangs-up", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let (calls, called) = mpsc::channel();
+    thread::spawn(move || listener.incoming().try_for_each(|call| calls.send(drop(call))));
+    let client = Client::builder().socket(&path).connect_timeout(2 * PATIENCE).build();
+    let asks = client.clone();
+    let asked = thread::spawn(move || kind(asks.lock("r").acquire()));
+    (0..3).for_each(|_| called.recv_timeout(PATIENCE).unwrap());
+    assert!(!client.draining());
+    in_time("it closes, and that ends the calls", move || {
+        client.close();
+        assert_eq!(asked.join().unwrap(), Kind::SessionClosed);
+    });
+    std::fs::remove_file(path).unwrap();
 }
 
 fn asked_again() {
@@ -556,8 +639,10 @@ fn main() {
         test("done once", once),
         test("permits, several at once, and a hold that is extended", permits),
         test("a loss is told to who listens, and the answer to a release can tell it", losses),
+        test("a loss for which no thread can be started is told later, and costs no other lock", no_threads),
         test("a loss may come before its grant", early),
         test("a sidecar that hangs up before it has answered is called again", hangs_up),
+        test("a client that is closed while it opens its session", closed_while_it_opens),
         test("a look is asked again where the sidecar hangs up", asked_again),
         test("a sidecar that stops says so", drains),
         test("who holds what", shown),

@@ -39,8 +39,11 @@ fn fewer() {
     let mut all: Vec<Acquire> = (0..20).map(|_| client.lock("a").shared().begin().unwrap()).collect();
     waiters(&client, 3);
     all.extend((0..2).map(|_| client.lock("a").shared().wait(Duration::from_secs(3600)).begin().unwrap()));
+    let absurd = client.lock("a").shared().wait(Duration::MAX - Duration::from_secs(1)).begin().unwrap();
+    all.push(client.lock("a").shared().wait(Duration::MAX).begin().unwrap()); // whatever it takes
     held.release().unwrap();
     served(all);
+    assert_eq!(absurd.wait().unwrap_err().kind(), Kind::InvalidRequest);
 }
 
 fn given_up() {
