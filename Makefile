@@ -44,6 +44,9 @@ TEST_TIMEOUT ?= 25m
 TEST_PACKAGES ?= 3
 # How often tests that failed are run again, when all others are over; 0: never.
 TEST_RERUNS ?= 1
+# By default a program with the race detector sleeps for a second before it exits, so that other goroutines can still
+# report a race. Our tests leave no goroutines behind (goleak), and some start such programs by the dozen.
+export GORACE ?= atexit_sleep_ms=0
 # make lint vets all of this, in every module, and tests do not vet it once more.
 TEST := go test -vet=off -count=1 -timeout $(TEST_TIMEOUT)
 # What each fuzz target gets.
