@@ -9,7 +9,7 @@
 // where the harness opens the store. Not every store can make faults or show its
 // internals. So these are separate interfaces, which a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Failoverer], [Freezer], [CommandCounter], [Lighter], [Quick], [Namer]. Tests that need one of them are skipped without it.
+// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Failoverer], [Freezer], [CommandCounter], [Lighter], [Quick], [Crowder], [Namer]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all of the contract is [Limited]. The tests of what it
 // cannot do are skipped, or check that the store refuses it. All other tests do not use it.
@@ -150,6 +150,12 @@ type Freezer interface {
 // of its kind. Where LOCKSIDECAR_TEST_FULL is set, none is lighter.
 type Lighter interface {
 	Lighter() bool
+}
+
+// Crowder is a Harness of a store on which crowds may be smaller than on others: what depends on their size
+// is tested on another store, or by a test of its own. Where LOCKSIDECAR_TEST_FULL is set, they are whole.
+type Crowder interface {
+	Crowd() int
 }
 
 // Namer is a Harness of a store that is made of several: a lease has an id of its own at each.

@@ -24,7 +24,7 @@ const (
 
 	// Where the whole takes long.
 	fewerHolds   = 6_000 // with names of more than a MiB, which no store has in one request
-	smallerCrowd = 6_000 // more than any store counts in a heartbeat
+	smallerCrowd = 6_000 // more than sqllock counts in a heartbeat
 )
 
 // full has all tests run with the whole of these numbers, on every store: `make test-full`.
@@ -37,6 +37,15 @@ func (e *env) whole(all, fewer int) int {
 		return all
 	}
 	return fewer
+}
+
+// crowd is how many readers, or waiters, a crowd has.
+func (e *env) crowd() int {
+	n := e.mass(e.whole(crowd, smallerCrowd))
+	if c, ok := e.h.(Crowder); ok && !full {
+		n = min(n, c.Crowd())
+	}
+	return n
 }
 
 // massTTL is that of a lease with many holds: a store may take the fewer the shorter it is.
@@ -130,7 +139,7 @@ func (e *env) quick(what string, f func()) {
 // testMassClosed: one lease has many holds with long names, and is closed.
 func testMassClosed(e *env) {
 	a, b := e.sidecar(), e.sidecar()
-	n := e.takeMass(a, massOfHolds)
+	n := e.takeMass(a, e.whole(massOfHolds, fewerHolds))
 	e.quick("a heartbeat", func() {
 		if err := e.answered(func() error { return a.beat(e.ctx) }); err != nil {
 			e.Errorf("Heartbeat: %v", err)
@@ -250,7 +259,7 @@ func (e *env) waiters(by *sidecar, r lock.Resource, m lock.Mode, wait time.Durat
 // store has all of them in the queue, as another sidecar finds out. All must end with want.
 func (e *env) crowdOfWaiters(s, by *sidecar, r lock.Resource, m lock.Mode, want error) (n int, ended *sync.WaitGroup) {
 	e.Helper()
-	n = e.mass(e.whole(crowd, smallerCrowd))
+	n = e.crowd()
 	ended = new(sync.WaitGroup)
 	began := time.Now()
 	var complain sync.Once // of many the same
@@ -286,7 +295,7 @@ func testCrowdOnOne(e *env) {
 	readers, waiters, b := e.sidecar(), e.sidecar(), e.sidecar()
 	r := e.name("r")
 	first := e.acquire(readers, r, lock.Shared)
-	e.several(e.mass(e.whole(crowd, smallerCrowd))-1, func(int) error {
+	e.several(e.crowd()-1, func(int) error {
 		return e.take(readers, r, lock.Shared)
 	})
 	stop := e.pulse()

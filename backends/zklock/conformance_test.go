@@ -107,6 +107,9 @@ func (h *harness) Recheck() time.Duration { return maxRecheck }
 // Lighter makes the harness a backendtest.Lighter.
 func (h *harness) Lighter() bool { return h.lighter }
 
+// Crowd makes the harness a backendtest.Crowder. TestManyWaitersOfOneSidecar has 5,000 waiters.
+func (h *harness) Crowd() int { return 2000 }
+
 func (h *harness) Exceptions() map[string]string {
 	all := maps.Clone(h.except)
 	if all == nil {
