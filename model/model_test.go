@@ -78,6 +78,10 @@ var models = map[string]map[string]string{
 	},
 }
 
+// otherWayRound are rules without which the search finds what is broken after a million states or more, and
+// after some thousand when it lets the model's processes run in the other order.
+var otherWayRound = []string{"BREAK_GRANT_GOES_TO_THE_NEXT_LEASE", "BREAK_ACKNOWLEDGED_BEFORE_IT_IS_TOLD"}
+
 // TestModels: each law holds, and is found broken when a rule that it rests on is
 // taken out.
 func TestModels(t *testing.T) {
@@ -240,9 +244,15 @@ func load(t *testing.T, file string) *checked {
 func (m *checked) check(t *testing.T, without string) (broken []string) {
 	t.Helper()
 	dir := t.TempDir()
-	spin, gcc := []string{"-a", m.path}, []string{"-O1", "-w", "-DMEMLIM=4096", "-o", "pan", "pan.c"}
+	spin, gcc := []string{"-a", m.path}, []string{"-w", "-DMEMLIM=4096", "-o", "pan", "pan.c"}
 	if without != "" {
 		spin = append([]string{"-D" + without}, spin...)
+	}
+	if without == "" || m.ltl { // else the search ends soon, and an optimizer takes longer than it saves
+		gcc = append(gcc, "-O1")
+	}
+	if slices.Contains(otherWayRound, without) {
+		gcc = append(gcc, "-DP_REVERSE")
 	}
 	if !m.ltl {
 		gcc = append(gcc, "-DSAFETY")
