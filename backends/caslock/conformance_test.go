@@ -1,6 +1,9 @@
 package caslock
 
 import (
+	"flag"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -12,7 +15,15 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Most tests wait most of the time, and go test runs no more of them side by
+	// side than there are processors.
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(max(8, runtime.GOMAXPROCS(0)))); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // TestConformance runs the suite on the least that a Store can be. So what fails on a real
 // server and not here is the server's, or the way to it.

@@ -50,6 +50,7 @@ func commands(t testing.TB, b *Backend) int {
 // The grace after a restart counts from when a living sidecar has noticed it, and
 // not by the server's clock. Issue 9, 3.8.
 func TestGraceDoesNotBelieveTheServersClock(t *testing.T) {
+	t.Parallel() // it has a server of its own, and waits
 	again(t, testGraceDoesNotBelieveTheServersClock)
 }
 
@@ -95,6 +96,7 @@ func testGraceDoesNotBelieveTheServersClock(t testing.TB) {
 // A sidecar that starts after a restart must not believe the server's clock about how long ago that
 // was: holders from before may not know yet. Issue 9, 3.8.
 func TestNewcomerDoesNotBelieveTheServersClock(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
 	for name, by := range map[string]time.Duration{"forward": time.Hour, "back": -time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			again(t, func(t testing.TB) { testNewcomerDoesNotBelieveTheServersClock(t, by) })

@@ -120,7 +120,10 @@ func replicaOf(t testing.TB, s testengine.Server, of testengine.Node) *redis.Cli
 
 // A Cluster's replica that takes over is found within seconds, and its memory is
 // compared, although it was a member of the Cluster before. Issue 9, 3.2 and 3.4.
-func TestClusterFailover(t *testing.T) { again(t, testClusterFailover) }
+func TestClusterFailover(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testClusterFailover)
+}
 
 func testClusterFailover(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)

@@ -156,7 +156,10 @@ func testClosedLeaseOpensNoBucket(t testing.TB) {
 }
 
 // A node that does not answer holds up no release on the others.
-func TestCloseBesideAPausedNode(t *testing.T) { again(t, testCloseBesideAPausedNode) }
+func TestCloseBesideAPausedNode(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testCloseBesideAPausedNode)
+}
 
 func testCloseBesideAPausedNode(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)

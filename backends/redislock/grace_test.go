@@ -14,7 +14,10 @@ import (
 
 // A restart that keeps data, while somebody waits: a wait that ends within the
 // grace leaves nothing. Issue 9, 3.13.
-func TestWaitEndsWithinTheGrace(t *testing.T) { again(t, testWaitEndsWithinTheGrace) }
+func TestWaitEndsWithinTheGrace(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testWaitEndsWithinTheGrace)
+}
 
 func testWaitEndsWithinTheGrace(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)
@@ -59,7 +62,10 @@ func testWaitEndsWithinTheGrace(t testing.TB) {
 
 // After a failover nothing is granted for a while, to those who were there and to
 // those who come. Issue 9, 3.14.
-func TestFailoverGrace(t *testing.T) { again(t, testFailoverGrace) }
+func TestFailoverGrace(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testFailoverGrace)
+}
 
 func testFailoverGrace(t testing.TB) {
 	s := testengine.New(t, testengine.RedisSentinel)

@@ -65,7 +65,10 @@ func elsewhere(t testing.TB, s testengine.Server, b *Backend, n testengine.Node,
 
 // A sidecar starts, and locks what it can reach, while the node is down that says
 // how the data is laid out, and is refused what it cannot reach.
-func TestLeaseWithoutTheNodeOfTheConfig(t *testing.T) { again(t, testLeaseWithoutTheNodeOfTheConfig) }
+func TestLeaseWithoutTheNodeOfTheConfig(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testLeaseWithoutTheNodeOfTheConfig)
+}
 
 func testLeaseWithoutTheNodeOfTheConfig(t testing.TB) {
 	s := partialCluster(t)
@@ -104,7 +107,10 @@ func testLeaseWithoutTheNodeOfTheConfig(t testing.TB) {
 
 // So it does whichever node is down: the lease is not opened in a bucket that
 // cannot be reached.
-func TestLeaseWithoutAnyOneNode(t *testing.T) { again(t, testLeaseWithoutAnyOneNode) }
+func TestLeaseWithoutAnyOneNode(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testLeaseWithoutAnyOneNode)
+}
 
 func testLeaseWithoutAnyOneNode(t testing.TB) {
 	s := partialCluster(t)
@@ -128,7 +134,10 @@ func testLeaseWithoutAnyOneNode(t testing.TB) {
 
 // A node that is silent, in place of one that refuses connections, holds up nobody for
 // longer than a session waits for its lease and for a heartbeat.
-func TestSilentNode(t *testing.T) { again(t, testSilentNode) }
+func TestSilentNode(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testSilentNode)
+}
 
 func testSilentNode(t testing.TB) {
 	s := partialCluster(t)
@@ -305,7 +314,10 @@ func testNewsBesideANodeThatFails(t testing.TB) {
 
 // A comparison that ends in the middle, because another node fails, makes no server
 // trusted: what it has found so far nobody acts on.
-func TestHalfAComparisonTrustsNobody(t *testing.T) { again(t, testHalfAComparisonTrustsNobody) }
+func TestHalfAComparisonTrustsNobody(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testHalfAComparisonTrustsNobody)
+}
 
 func testHalfAComparisonTrustsNobody(t testing.TB) {
 	s := partialCluster(t)

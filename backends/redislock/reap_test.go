@@ -53,7 +53,10 @@ func testDeadLeasesAreClearedAway(t testing.TB) {
 
 // What a dead sidecar left is cleared away also in buckets that no living sidecar
 // uses, soon and not a bucket at a time.
-func TestUnusedBucketsAreClearedAway(t *testing.T) { again(t, testUnusedBucketsAreClearedAway) }
+func TestUnusedBucketsAreClearedAway(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testUnusedBucketsAreClearedAway)
+}
 
 func testUnusedBucketsAreClearedAway(t testing.TB) {
 	s := testengine.New(t, testengine.RedisCluster)
@@ -91,7 +94,10 @@ func beatNow(t testing.TB, l lock.Lease, i int) error {
 }
 
 // What dead sidecars left is cleared away when the memory is full, too.
-func TestFullMemoryIsClearedOfTheDead(t *testing.T) { again(t, testFullMemoryIsClearedOfTheDead) }
+func TestFullMemoryIsClearedOfTheDead(t *testing.T) {
+	t.Parallel() // it has servers of its own, and waits
+	again(t, testFullMemoryIsClearedOfTheDead)
+}
 
 func testFullMemoryIsClearedOfTheDead(t testing.TB) {
 	s := testengine.New(t, testengine.Redis)

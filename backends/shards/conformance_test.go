@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testengine.SideBySide(6)
+	testengine.SideBySide(12)
 	goleak.VerifyTestMain(testengine.Main(m),
 		// The driver's pool of Redis looks once a second whether a server that was down is
 		// up again, and sees only then that it was closed meanwhile.
