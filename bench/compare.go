@@ -21,7 +21,7 @@ import (
 
 const (
 	idleEach  = 3    // sidecars of an edition that are idle side by side
-	noWorse   = 1.05 // what is dearer by more than that is marked
+	noWorse   = 1.05 // what costs more than so many times as much is marked
 	longIdle  = 12   // heartbeats in one round
 	settled   = 20 * time.Second
 	calmed    = 5 * time.Second // longer than a sidecar keeps a lock for its next app

@@ -16,7 +16,7 @@ const (
 	maxOpenPause = 2 * time.Second
 	// closeTime bounds the farewell to a shard whose lease was given up.
 	closeTime = 5 * time.Second
-	// silentTime is what is left of it where a shard has not answered lately.
+	// silentTime is what is left of it where a shard has not answered for a while.
 	silentTime = time.Second
 )
 

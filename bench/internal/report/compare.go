@@ -10,7 +10,7 @@ import (
 // Comparison is what two editions cost in the same rounds. Every figure is a cost: less is better.
 type Comparison struct {
 	Base  string
-	Limit float64 // what is dearer by more is marked
+	Limit float64 // what costs more than so many times as much is marked
 
 	rows []*compared
 }

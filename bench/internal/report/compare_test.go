@@ -7,14 +7,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What is dearer by more than the limit in the median of the rounds is marked, whatever one round says.
+// What costs more than the limit in the median of the rounds is marked, whatever one round says.
 func TestComparison(t *testing.T) {
 	c := &Comparison{Base: "abc", Limit: 1.05}
 	for _, round := range []struct{ before, now, other float64 }{{10, 30, 100}, {20, 20, 106}, {10, 10.4, 110}} {
 		c.Note("steady", true, round.before)
 		c.Note("steady", false, round.now)
-		c.Note("dearer", true, 100)
-		c.Note("dearer", false, round.other)
+		c.Note("costly", true, 100)
+		c.Note("costly", false, round.other)
 		c.Note("not counted", true, 0)
 		c.Note("not counted", false, 0)
 	}
@@ -22,7 +22,7 @@ func TestComparison(t *testing.T) {
 	c.Text(&b)
 	want := `              abc   now  ratio
 steady       10.0  20.0   1.04
-dearer        100   106   1.06  worse
+costly        100   106   1.06  worse
 not counted     0     0   0.00
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
