@@ -49,6 +49,15 @@ TEST_RERUNS ?= 1
 export GORACE ?= atexit_sleep_ms=0
 # make lint vets all of this, in every module, and tests do not vet it once more.
 TEST := go test -vet=off -count=1 -timeout $(TEST_TIMEOUT)
+# The suite of a store runs on several servers that one driver serves, and some tests take thousands of locks, or hundreds
+# of MiB. Where the race detector watches the suite on one of the servers, and without these tests, it sees the same code. On
+# the others, and with more of all, it would see no more, for twice the processor time. make test runs these without it, and
+# make test-full with it.
+WITHOUT_RACE := ^TestConformance$$/^(Redis_Cluster_with_replicas|Ensemble|CuratorLayout|Cluster|MySQL|PgBouncer)$$|^TestConformance$$/^(Redis|MariaDB|PostgreSQL)$$/^(Mass|Crowd)|^Test(VeryManyStreamsThatReadNothing|MemoryOfStreamsThatReadNothing|MemoryOfUnreadAnswersOverGRPC)$$
+HAVE_WITHOUT_RACE := ./localapi $(addprefix ./backends/,redislock zklock caslock/etcd shards sqllock/mysql sqllock/postgres mysqllock/rows mysqllock/shedlock)
+# What runs tests, and runs those that failed once more: JSON of all, then go on with --packages and arguments for go test.
+RUN_TESTS = "$$($(GOTESTSUM_PATH))" --format pkgname --format-hide-empty-pkg --rerun-fails=$(TEST_RERUNS) \
+	--rerun-fails-max-failures=10 --rerun-fails-abort-on-data-race
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
@@ -106,16 +115,23 @@ examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each s
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-test torture-short ## Run all tests with the race detector, on real servers too
-	@mkdir -p bin
-	@gotestsum=$$($(GOTESTSUM_PATH)) && CGO_ENABLED=1 "$$gotestsum" --format pkgname --format-hide-empty-pkg --jsonfile bin/test.json \
-		--rerun-fails=$(TEST_RERUNS) --rerun-fails-max-failures=10 --rerun-fails-abort-on-data-race \
-		--packages ./... -- -race -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
+test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-test torture-short test-without-race ## Run all tests, nearly all with the race detector, on real servers too
+	@CGO_ENABLED=1 $(RUN_TESTS) --jsonfile bin/test.json \
+		--packages ./... -- -race -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
 	@scripts/broken-laws bin/test.json
 
+.PHONY: test-without-race
+test-without-race: test-deps
+	@mkdir -p bin
+	@$(RUN_TESTS) --jsonfile bin/test-without-race.json \
+		--packages '$(HAVE_WITHOUT_RACE)' -- -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)'
+	@scripts/broken-laws bin/test-without-race.json
+
 .PHONY: test-full
-test-full: test-deps ## Run the tests of large numbers with the whole of them, on each store in turn
+test-full: test-deps ## Run the tests of large numbers with the whole of them, and the race detector where make test has none
 	CGO_ENABLED=1 LOCKSIDECAR_TEST_FULL=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run 'TestConformance/.*/(Mass|Crowd)|TestConformance/(Mass|Crowd)' ./backends/...
+	CGO_ENABLED=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)' $(HAVE_WITHOUT_RACE)
+	CGO_ENABLED=1 LOCKSIDECAR_TEST_FULL=1 go test -race -vet=off -count=1 -timeout $(TEST_TIMEOUT) -run '^Test(OneConnectionIsServedInOrder|Withdrawals)$$' ./cmd/locksidecar
 
 .PHONY: docs-test
 docs-test: ## Run what README and docs show, and compare them with the program and the chart (a part of test)
