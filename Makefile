@@ -41,7 +41,7 @@ REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 TEST_TIMEOUT ?= 25m
 # How many packages are tested at the same time. Most of a test's time is a wait for a
 # server or a lease, so that may be more than there are processors.
-TEST_PACKAGES ?= 3
+TEST_PACKAGES ?= 4
 # How often tests that failed are run again, when all others are over; 0: never.
 TEST_RERUNS ?= 1
 # By default a program with the race detector sleeps for a second before it exits, so that other goroutines can still
