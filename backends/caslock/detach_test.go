@@ -222,7 +222,7 @@ func TestAttachedByMany(t *testing.T) {
 		})
 	}
 	go func() { done.Wait(); close(ids) }()
-	for range ids { //nolint:revive // all have their answers
+	for range ids {
 	}
 	if h := decode[head](m.do(Txn{Read: []Range{{Key: headKey("r")}}}).Reads[0].KVs[0]); h.Holders != 2 {
 		t.Errorf("the head has %d places, want that of who has it, and that of what is kept", h.Holders)

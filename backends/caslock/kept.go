@@ -134,7 +134,7 @@ func (s *state) delHandle(key string) {
 
 func (s *state) writeKept(k *kept) {
 	w := *k
-	w.place = k.place.written()
+	w.place = k.written()
 	s.put(lineKey(s.name, k.Seq), w.place)
 	s.put(keptKey(s.name, k.ID), w)
 }
@@ -264,7 +264,7 @@ func (b *Backend) countOnce(ctx context.Context, now tick, todo []KV) (done bool
 		if k := keptOf(was); there && k.Ends == 0 {
 			k.Of, k.Ends = k.generation(), at+k.Span
 			w := *k
-			w.place = k.place.written()
+			w.place = k.written()
 			t.Then = append(t.Then, Write{Key: was.Key, Value: encode(w)}, Write{Key: dueKey(k.Ends, name, id), Value: kv.Value})
 		} else if key := decode[dueInfo](kv).Key; !there && key != "" { // it was taken away by somebody who knows nothing of this
 			t.Then = append(t.Then, Write{Key: handleKey(name, key), Delete: true})

@@ -23,7 +23,7 @@ func clocked(t *testing.T, m *memory, wrong time.Duration) (b *Backend, l lock.L
 		t.Fatal(err)
 	}
 	go func() {
-		for range l.Events() { //nolint:revive // nobody needs them
+		for range l.Events() {
 		}
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -271,7 +271,7 @@ func TestSomebodyElseWasQuicker(t *testing.T) {
 func TestKeptBesideOlderSidecars(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
-		b, l, end := clocked(t, m, 0)
+		_, l, end := clocked(t, m, 0)
 		q := keeping("r", time.Hour)
 		mustHave(t, l, q)
 		end()
@@ -294,7 +294,7 @@ func TestKeptBesideOlderSidecars(t *testing.T) {
 			{Key: lineKey("r", e.Seq), Delete: true}, {Key: entryKey(lease, "r", string(q.ID)), Delete: true},
 			{Key: leaseKey(lease), Delete: true}, {Key: beatKey(lease), Delete: true},
 		}})
-		b, l, _ = clocked(t, m, 0)
+		b, l, _ := clocked(t, m, 0)
 		if !isTaken(t, l, "r") {
 			t.Error("broken law: nobody is kept out")
 		}

@@ -111,7 +111,7 @@ func (s *state) del(key string)        { s.writes[key] = Write{Key: key, Delete:
 
 // write writes a hold or waiter whose whole place was read.
 func (s *state) write(m *member) {
-	s.put(lineKey(s.name, m.seq), m.place.written())
+	s.put(lineKey(s.name, m.seq), m.written())
 	s.put(entryKey(m.Lease, s.name, m.ID), entry{Seq: m.seq, granted: m.granted, Lasts: m.lasts})
 }
 

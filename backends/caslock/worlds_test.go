@@ -19,7 +19,7 @@ import (
 // requests arrive up to half a minute late. Wall clocks are wrong by up to a day. Nobody is let in beside what somebody relies on, or what is
 // kept, and nothing is left in the end. CASLOCK_WORLDS is how many worlds there are; a failure names its seed, which CASLOCK_WORLD runs again.
 func TestWorlds(t *testing.T) {
-	worlds, first := 12, rand.Int63() //nolint:gosec // not a secret
+	worlds, first := 12, rand.Int63()
 	if n, err := strconv.Atoi(os.Getenv("CASLOCK_WORLDS")); err == nil {
 		worlds = n
 	}
@@ -29,7 +29,7 @@ func TestWorlds(t *testing.T) {
 	for i := range worlds {
 		seed := first + int64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { (&world{T: t, m: newMemory(), r: rand.New(rand.NewSource(seed))}).run() }) //nolint:gosec // not a secret
+			synctest.Test(t, func(t *testing.T) { (&world{T: t, m: newMemory(), r: rand.New(rand.NewSource(seed))}).run() })
 		})
 	}
 }
