@@ -56,6 +56,7 @@ type world struct {
 // reliance is what somebody may rely on: as long as the lease of its sidecar lives, or until a time.
 type reliance struct {
 	r     lock.Resource
+	root  lock.HoldID // as it was granted: who attaches it has the same hold
 	mode  lock.Mode
 	slot  int
 	by    *worldSidecar // nil: nobody has it
@@ -63,8 +64,9 @@ type reliance struct {
 }
 
 type handed struct {
-	g   lock.Grant
-	key lock.HandleKey
+	g    lock.Grant
+	key  lock.HandleKey
+	root lock.HoldID
 }
 
 type worldSidecar struct {
@@ -131,7 +133,7 @@ func (w *world) run() {
 func (w *world) sidecar(born time.Time) *worldSidecar {
 	s := &worldSidecar{r: &road{m: w.m}}
 	s.r.copy = func(x Txn) bool { return w.passes(s, x) }
-	s.b = Open(s.r, Options{Timeout: 500 * time.Millisecond, Clock: func() time.Duration { return time.Since(born) }})
+	s.b = Open(slow{s.r, w}, Options{Timeout: 500 * time.Millisecond, Clock: func() time.Duration { return time.Since(born) }})
 	wrong := w.upTo(48*time.Hour) - 24*time.Hour
 	s.b.wall = func() time.Time { return time.Now().Add(wrong) }
 	var err error
@@ -173,6 +175,19 @@ func (w *world) sidecar(born time.Time) *worldSidecar {
 	}
 	w.Cleanup(func() { w.end(s, false); stop(); others.Wait() })
 	return s
+}
+
+// slow is a road on which requests and answers take their time, so those of several sidecars meet.
+type slow struct {
+	*road
+	w *world
+}
+
+func (s slow) Do(ctx context.Context, x Txn) (Result, error) {
+	time.Sleep(s.w.upTo(20 * time.Millisecond))
+	r, err := s.road.Do(ctx, x)
+	time.Sleep(s.w.upTo(20 * time.Millisecond))
+	return r, err
 }
 
 // passes tells whether a request is not carried out now, or has no answer.
@@ -245,31 +260,31 @@ func (w *world) relies(h *reliance, now time.Time) bool {
 }
 
 // got notes a grant; false: it came when the lease was over. w.mu is held.
-func (w *world) got(s *worldSidecar, g lock.Grant, was lock.HoldID) (h *reliance, ok bool) {
+func (w *world) got(s *worldSidecar, g lock.Grant, root lock.HoldID) (h *reliance, ok bool) {
 	now := time.Now()
 	if !now.Before(s.renewed.Add(worldTTL)) {
 		return nil, false
 	}
-	h = &reliance{r: g.Resource, mode: g.Mode, slot: g.Fence.Slot(), by: s}
+	h = &reliance{r: g.Resource, root: root, mode: g.Mode, slot: g.Fence.Slot(), by: s}
 	w.counts[g.Mode.String()]++
-	n := 1
+	roots := map[lock.HoldID]bool{root: true}
 	for id, o := range w.relied {
 		switch {
 		case !w.relies(o, now):
 			if o.by == nil || o.by.dead {
 				delete(w.relied, id)
 			}
-		case id == was || o.r != g.Resource:
+		case o.root == root || o.r != g.Resource:
 		case o.mode.Excludes(g.Mode):
 			w.Errorf("broken law: %s of %s is granted beside %s of %s, kept for %s", g.Mode, g.ID, o.mode, id, o.until.Sub(now))
 		case o.slot == h.slot && g.Mode.Limit() > 0:
 			w.Errorf("broken law: slot %d of %s is that of %s", h.slot, g.ID, id)
 		default:
-			n++
+			roots[o.root] = true
 		}
 	}
-	if limit := g.Mode.Limit(); limit > 0 && n > limit {
-		w.Errorf("broken law: %d permits of %d", n, limit)
+	if limit := g.Mode.Limit(); limit > 0 && len(roots) > limit {
+		w.Errorf("broken law: %d permits of %d", len(roots), limit)
 	}
 	w.relied[g.ID] = h
 	return h, true
@@ -304,7 +319,11 @@ func (w *world) app(s *worldSidecar) {
 		return
 	}
 	w.mu.Lock()
-	h, ok := w.got(s, g, was.g.ID)
+	root := g.ID
+	if q.Handle != "" {
+		root = was.root
+	}
+	h, ok := w.got(s, g, root)
 	if ok && q.Handle == "" {
 		if g.Mode == lock.Exclusive && g.Fence <= w.fences[q.Resource] {
 			w.Errorf("broken law: fence %d after %d", g.Fence, w.fences[q.Resource])
@@ -313,13 +332,9 @@ func (w *world) app(s *worldSidecar) {
 		h.until = asked.Add(q.MinHold)
 	} else if ok {
 		w.counts["attached"]++
-		if o := w.relied[was.g.ID]; o != nil && was.g.ID != g.ID { // it goes on as this one
-			h.until = o.until
-			delete(w.relied, was.g.ID)
-		}
-		for i, o := range w.handles {
-			if o.key == was.key {
-				w.handles[i].g = g
+		for _, o := range w.relied { // it goes on as this one, too
+			if o.root == root && o.until.After(h.until) {
+				h.until = o.until
 			}
 		}
 	}
@@ -365,7 +380,7 @@ func (w *world) detach(s *worldSidecar, g lock.Grant) {
 			if w.lets(g.ID, sent.Add(ttl)) {
 				w.mu.Lock()
 				w.counts["detached"]++
-				w.handles = append(w.handles, handed{g, key})
+				w.handles = append(w.handles, handed{g, key, g.ID})
 				if len(w.handles) > 4 {
 					w.handles = w.handles[1:]
 				}
