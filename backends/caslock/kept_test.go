@@ -266,6 +266,60 @@ func TestSomebodyElseWasQuicker(t *testing.T) {
 	})
 }
 
+// overtaken is a road on which something happens before an answer arrives.
+type overtaken struct {
+	*road
+	before func(Txn)
+}
+
+func (o overtaken) Do(ctx context.Context, x Txn) (Result, error) {
+	r, err := o.road.Do(ctx, x)
+	o.before(x)
+	return r, err
+}
+
+// The news that a request was granted arrives before the answer that it waits. It is kept all the same.
+func TestKeptThoughThePushIsQuicker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		_, rival, _ := clocked(t, m, 0)
+		first, q := request("r"), keeping("r", time.Hour)
+		mustHave(t, rival, first)
+		released, born := false, time.Now().Add(-time.Hour)
+		b := Open(overtaken{&road{m: m}, func(x Txn) {
+			for _, w := range x.Then {
+				if _, id := refOf(w.Key); id == string(q.ID) && !released {
+					released = true
+					if err := rival.Release(t.Context(), "r", first.ID); err != nil {
+						t.Error(err)
+					}
+					time.Sleep(time.Millisecond) // the push has arrived
+				}
+			}
+		}}, Options{Timeout: time.Second, Clock: func() time.Duration { return time.Since(born) }})
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: lock.MaxTTL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustHave(t, l, q)
+		if !released {
+			t.Fatal("nobody has released it meanwhile")
+		}
+		if err := l.Release(t.Context(), "r", q.ID); err != nil {
+			t.Fatal(err)
+		}
+		if !isTaken(t, rival, "r") {
+			t.Error("broken law: nobody is kept out")
+		}
+		if err := l.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // An older sidecar ends the lease of a hold, and takes out what is the lease's. Others are kept out. When it forces a release of what is
 // kept, which it takes for a hold that somebody has, that ends.
 func TestKeptBesideOlderSidecars(t *testing.T) {

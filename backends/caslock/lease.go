@@ -32,18 +32,13 @@ type lease struct {
 	dues     *leasekit.Due[due] // forced releases whose grace is counted
 
 	mu      sync.Mutex
-	waiting map[lock.HoldID]waiting // those in the queue
-	falls   uint64                  // of the store, that a heartbeat has told
-	beat    int64                   // the version of its beat, as far as it is known
+	waiting map[lock.HoldID]lock.Resource // those in the queue
+	lasting map[lock.HoldID]bool          // those that are asked for with a min_hold: a push of their grant is not enough
+	falls   uint64                        // of the store, that a heartbeat has told
+	beat    int64                         // the version of its beat, as far as it is known
 
 	look chan struct{} // has a value when somebody waits,
 	over chan struct{} // and when a lease was ended
-}
-
-// waiting is a request in the queue.
-type waiting struct {
-	name lock.Resource
-	span time.Duration // the lease has to ask again when it was granted, so that others are kept out for so long
 }
 
 var _ leasekit.Driver = (*lease)(nil)
@@ -55,7 +50,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		waiting: make(map[lock.HoldID]waiting), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1),
+		waiting: make(map[lock.HoldID]lock.Resource), lasting: make(map[lock.HoldID]bool), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	l.falls = b.fallen()
@@ -94,6 +89,11 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	case !q.Mode.Valid():
 		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
 	}
+	if q.MinHold > 0 { // a push may overtake the answer
+		l.mu.Lock()
+		l.lasting[q.ID] = true
+		l.mu.Unlock()
+	}
 	var o *op
 	for {
 		o = &op{kind: opAsk, id: string(q.ID), lease: l.id, try: q.Try, span: q.MinHold, ctx: ctx, place: place{
@@ -106,15 +106,19 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	}
 	switch {
 	case errors.Is(o.err, lock.ErrHeld):
+		l.stopWaiting(q.ID)
 		return leasekit.Answer{}, &lock.HeldError{Cause: lock.ErrHeld, Status: o.status}
 	case errors.Is(o.err, errOtherLimit):
+		l.stopWaiting(q.ID)
 		return leasekit.Answer{}, leasekit.OtherLimit(q)
+	case errors.Is(o.err, lock.ErrUnavailable): // it may be there, until it is withdrawn
+		return leasekit.Answer{}, o.err
 	case o.err != nil:
 		l.stopWaiting(q.ID)
 		return leasekit.Answer{}, o.err
 	case o.queued:
 		l.mu.Lock()
-		l.waiting[q.ID] = waiting{q.Resource, q.MinHold}
+		l.waiting[q.ID] = q.Resource
 		l.mu.Unlock()
 		leasekit.Ring(l.look)
 		return leasekit.Answer{}, nil
@@ -129,6 +133,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 func (l *lease) stopWaiting(id lock.HoldID) {
 	l.mu.Lock()
 	delete(l.waiting, id)
+	delete(l.lasting, id)
 	l.mu.Unlock()
 }
 
@@ -292,7 +297,7 @@ func (l *lease) changed(kv KV, push func(leasekit.Push)) {
 		e := decode[entry](kv)
 		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: e.fence()}
 		l.mu.Lock()
-		keeps := l.waiting[p.ID].span > 0
+		keeps := l.lasting[p.ID]
 		l.mu.Unlock()
 		if e.Fence > 0 && !keeps {
 			l.stopWaiting(p.ID)

@@ -167,8 +167,8 @@ func (l *lease) looks(ctx context.Context) {
 func (l *lease) lookAround(ctx context.Context) (pause time.Duration, waits bool) {
 	l.mu.Lock()
 	names := make([]lock.Resource, 0, len(l.waiting))
-	for _, w := range l.waiting {
-		names = append(names, w.name)
+	for _, name := range l.waiting {
+		names = append(names, name)
 	}
 	l.mu.Unlock()
 	slices.Sort(names)

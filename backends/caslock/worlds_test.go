@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -48,9 +50,13 @@ type world struct {
 	r       *rand.Rand
 	healed  bool
 	relied  map[lock.HoldID]*reliance
+	lost    map[lock.HoldID]bool // that somebody was told of
+	atOnce  map[lock.HoldID]bool // by their roots: so that who has it is told afterwards
+	over    map[lock.HoldID]bool // by their roots: somebody has asked for their end, which may come at any time
 	fences  map[lock.Resource]lock.Fence
 	handles []handed
 	counts  map[string]int
+	notes   []string
 }
 
 // reliance is what somebody may rely on: as long as the lease of its sidecar lives, or until a time.
@@ -80,6 +86,11 @@ type worldSidecar struct {
 	done    sync.WaitGroup
 }
 
+// note says what happens, for a world that fails. w.mu is held.
+func (w *world) note(format string, args ...any) {
+	w.notes = append(w.notes, time.Now().Format("04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
 func (w *world) intn(n int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,7 +100,9 @@ func (w *world) intn(n int) int {
 func (w *world) upTo(d time.Duration) time.Duration { return time.Duration(w.intn(int(d))) + 1 }
 
 func (w *world) run() {
-	w.relied, w.fences, w.counts = make(map[lock.HoldID]*reliance), make(map[lock.Resource]lock.Fence), make(map[string]int)
+	w.relied = make(map[lock.HoldID]*reliance)
+	w.over, w.atOnce, w.lost = make(map[lock.HoldID]bool), make(map[lock.HoldID]bool), make(map[lock.HoldID]bool)
+	w.fences, w.counts = make(map[lock.Resource]lock.Fence), make(map[string]int)
 	born := time.Now().Add(-time.Hour)
 	side := make([]*worldSidecar, 4)
 	for i := range side {
@@ -127,6 +140,9 @@ func (w *world) run() {
 		}
 	}
 	w.Logf("%v", w.counts)
+	if w.Failed() {
+		w.Logf("what happened:\n%s", strings.Join(w.notes, "\n"))
+	}
 }
 
 // sidecar starts one, with apps.
@@ -152,14 +168,18 @@ func (w *world) sidecar(born time.Time) *worldSidecar {
 	others.Go(func() {
 		for beats.Err() == nil {
 			sent := time.Now()
-			if news, err := s.l.Heartbeat(beats); err == nil {
-				w.mu.Lock()
-				for _, ev := range news {
-					w.told(ev)
-				}
-				s.renewed = sent
-				w.mu.Unlock()
+			news, err := s.l.Heartbeat(beats)
+			w.mu.Lock()
+			if err != nil {
+				w.note("%s heartbeat: %v", s.l.ID(), err)
 			}
+			for _, ev := range news { // also with an error
+				w.told(ev)
+			}
+			if err == nil {
+				s.renewed = sent
+			}
+			w.mu.Unlock()
 			select {
 			case <-beats.Done():
 			case <-time.After(time.Second):
@@ -225,7 +245,12 @@ func (w *world) hears(s *worldSidecar) {
 
 // told is news of a loss. w.mu is held.
 func (w *world) told(ev lock.Event) {
-	if h := w.relied[ev.ID]; h != nil && (ev.Kind == lock.Revoked || ev.Kind == lock.Vanished) {
+	if ev.Kind != lock.Revoked && ev.Kind != lock.Vanished {
+		return
+	}
+	w.note("told %d of %s until %s", ev.Kind, ev.ID, ev.Until)
+	w.lost[ev.ID] = true
+	if h := w.relied[ev.ID]; h != nil {
 		h.by = nil
 	}
 }
@@ -233,6 +258,7 @@ func (w *world) told(ev lock.Event) {
 func (w *world) end(s *worldSidecar, clean bool) {
 	w.mu.Lock()
 	was := s.dead
+	w.note("%s ends, clean %t", s.l.ID(), clean)
 	s.dead = s.dead || !clean
 	w.mu.Unlock()
 	s.stop()
@@ -256,7 +282,7 @@ func (w *world) end(s *worldSidecar, clean bool) {
 
 // relies tells whether somebody does, at a moment. w.mu is held.
 func (w *world) relies(h *reliance, now time.Time) bool {
-	return now.Before(h.until) || h.by != nil && now.Before(h.by.renewed.Add(worldTTL))
+	return now.Before(h.until) || h.by != nil && !w.atOnce[h.root] && now.Before(h.by.renewed.Add(worldTTL))
 }
 
 // got notes a grant; false: it came when the lease was over. w.mu is held.
@@ -267,6 +293,7 @@ func (w *world) got(s *worldSidecar, g lock.Grant, root lock.HoldID) (h *relianc
 	}
 	h = &reliance{r: g.Resource, root: root, mode: g.Mode, slot: g.Fence.Slot(), by: s}
 	w.counts[g.Mode.String()]++
+	w.note("%s granted %s of %s to %s, root %s, slot %d, until %s", s.l.ID(), g.Mode, g.Resource, g.ID, root, g.Fence.Slot(), g.Until)
 	roots := map[lock.HoldID]bool{root: true}
 	for id, o := range w.relied {
 		switch {
@@ -286,7 +313,9 @@ func (w *world) got(s *worldSidecar, g lock.Grant, root lock.HoldID) (h *relianc
 	if limit := g.Mode.Limit(); limit > 0 && len(roots) > limit {
 		w.Errorf("broken law: %d permits of %d", len(roots), limit)
 	}
-	w.relied[g.ID] = h
+	if w.relied[g.ID] = h; w.lost[g.ID] { // the news was quicker
+		h.by = nil
+	}
 	return h, true
 }
 
@@ -296,6 +325,14 @@ func (w *world) app(s *worldSidecar) {
 	ctx, cancel := context.WithTimeout(s.ctx, w.upTo(20*time.Second))
 	defer cancel()
 	q := request(lock.Resource("r" + strconv.Itoa(w.intn(2))))
+	switch w.intn(10) {
+	case 0:
+		w.force(ctx, s)
+		return
+	case 1:
+		w.move(ctx, s)
+		return
+	}
 	w.mu.Lock()
 	var was handed
 	if n := len(w.handles); n > 0 && w.r.Intn(3) == 0 {
@@ -333,7 +370,7 @@ func (w *world) app(s *worldSidecar) {
 	} else if ok {
 		w.counts["attached"]++
 		for _, o := range w.relied { // it goes on as this one, too
-			if o.root == root && o.until.After(h.until) {
+			if o.root == root && o.until.After(h.until) && !w.over[root] {
 				h.until = o.until
 			}
 		}
@@ -363,11 +400,80 @@ func (w *world) lets(id lock.HoldID, until time.Time) (there bool) {
 	if h == nil || h.by == nil {
 		return false
 	}
+	w.note("%s is let go, until %s", id, until.Format("04:05.000"))
 	h.by = nil
-	if !until.IsZero() {
+	if !until.IsZero() && !w.over[h.root] {
 		h.until = until
 	}
 	return true
+}
+
+// force forces the release of a hold that somebody relies on, or that is kept.
+func (w *world) force(ctx context.Context, s *worldSidecar) {
+	w.mu.Lock()
+	var of lock.HoldID
+	for id := range w.relied { // any of them
+		if of == "" || id < of {
+			of = id
+		}
+	}
+	h, grace := w.relied[of], time.Duration(w.r.Intn(2))*2*time.Second
+	if h == nil {
+		w.mu.Unlock()
+		return
+	}
+	w.note("%s forces %s, root %s, grace %s", s.l.ID(), of, h.root, grace)
+	w.over[h.root], w.atOnce[h.root] = true, w.atOnce[h.root] || grace == 0
+	for _, o := range w.relied {
+		if o.root == h.root { // it may be over from now on; but where there is a grace, who has it relies on it until told
+			o.until = time.Time{}
+		}
+	}
+	w.handles = slices.DeleteFunc(w.handles, func(o handed) bool { return o.root == h.root })
+	w.mu.Unlock()
+	if err := s.b.ForceRelease(ctx, h.r, of, grace); err == nil {
+		w.mu.Lock()
+		w.counts["forced"]++
+		w.mu.Unlock()
+	}
+}
+
+// move moves the end of a detached hold, or ends it.
+func (w *world) move(ctx context.Context, s *worldSidecar) {
+	w.mu.Lock()
+	if len(w.handles) == 0 {
+		w.mu.Unlock()
+		return
+	}
+	i, ttl, sent := w.r.Intn(len(w.handles)), time.Duration(0), time.Now()
+	of := w.handles[i]
+	if w.r.Intn(3) > 0 {
+		ttl = lock.MinDetach + time.Duration(w.r.Intn(int(20*time.Second)))
+	}
+	w.note("%s moves %s to %s", s.l.ID(), of.root, ttl)
+	w.atOnce[of.root] = w.atOnce[of.root] || ttl == 0
+	for _, o := range w.relied {
+		if o.root == of.root { // it may be so from now on
+			o.until = time.Time{}
+		}
+	}
+	w.handles = slices.Delete(w.handles, i, i+1)
+	w.mu.Unlock()
+	_, err := s.b.SetHandle(ctx, of.g.Resource, of.key, ttl)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note("%s has moved %s to %s: %v", s.l.ID(), of.root, ttl, err)
+	w.over[of.root] = w.over[of.root] || err != nil || ttl == 0
+	if w.over[of.root] {
+		return
+	}
+	w.counts["moved"]++
+	for _, o := range w.relied {
+		if o.root == of.root {
+			o.until = sent.Add(ttl)
+		}
+	}
+	w.handles = append(w.handles, of)
 }
 
 func (w *world) detach(s *worldSidecar, g lock.Grant) {
