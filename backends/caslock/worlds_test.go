@@ -478,29 +478,33 @@ func (w *world) move(ctx context.Context, s *worldSidecar) {
 
 func (w *world) detach(s *worldSidecar, g lock.Grant) {
 	key, ttl := lock.NewSecret().Key(), lock.MinDetach+w.upTo(20*time.Second)
+	w.mu.Lock()
+	h := w.relied[g.ID]
+	w.mu.Unlock()
+	if !w.lets(g.ID, time.Time{}) { // lost
+		w.gone(s, g.Resource, g.ID, lock.ErrUnavailable)
+		return
+	}
+	w.mu.Lock()
+	h.until = time.Time{} // its min_hold may end from now on
+	w.mu.Unlock()
 	sent := time.Now()
-	for {
-		err := s.l.(lock.Detacher).Detach(context.Background(), g.Resource, g.ID, key, ttl)
-		switch {
-		case err == nil && time.Now().Before(sent.Add(ttl)):
-			if w.lets(g.ID, sent.Add(ttl)) {
-				w.mu.Lock()
-				w.counts["detached"]++
-				w.handles = append(w.handles, handed{g, key, g.ID})
-				if len(w.handles) > 4 {
-					w.handles = w.handles[1:]
-				}
-				w.mu.Unlock()
-			}
-			return
-		case !errors.Is(err, lock.ErrUnavailable) || w.isDead(s):
-			w.mu.Lock()
-			if h := w.relied[g.ID]; h != nil {
-				h.by, h.until = nil, time.Time{}
-			}
-			w.mu.Unlock()
-			return
-		}
+	err := lock.ErrUnavailable
+	for errors.Is(err, lock.ErrUnavailable) && !w.isDead(s) {
+		err = s.l.(lock.Detacher).Detach(context.Background(), g.Resource, g.ID, key, ttl)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil || w.over[h.root] || !time.Now().Before(sent.Add(ttl)) {
+		h.until = time.Time{}
+		return
+	}
+	w.counts["detached"]++
+	h.until = sent.Add(ttl)
+	w.relied[g.ID] = h
+	w.handles = append(w.handles, handed{g, key, g.ID})
+	if len(w.handles) > 4 {
+		w.handles = w.handles[1:]
 	}
 }
 
