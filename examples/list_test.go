@@ -47,7 +47,7 @@ func TestListWithoutAShard(t *testing.T) {
 		"Node":   func() *program { return launch(t, s.env(), "node", "testdata/list.js") },
 		"PHP":    func() *program { return launch(t, s.env(), "php", "testdata/list.php") },
 		"Ruby":   func() *program { return launch(t, s.env(), "ruby", "testdata/list.rb") },
-		"Rust":   func() *program { return launch(t, s.env(), buildRust(t)["list"]) },
+		"Rust":   func() *program { return launch(t, s.env(), buildRust(t)["list example"]) },
 		"Java": func() *program {
 			buildJava(t)
 			return launch(t, s.env(), "java", "-cp", javaJar, "io.github.locksidecar.scenarios.ListLocks")

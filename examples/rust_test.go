@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// buildRust builds the Rust client, its tests and its example, once for a test process, and gives the
+// buildRust builds the Rust client, its tests and its examples, once for a test process, and gives the
 // programs by the names of their sources.
 func buildRust(t *testing.T) map[string]string {
 	t.Helper()
@@ -45,7 +45,9 @@ var rustBuilt = sync.OnceValues(func() (map[string]string, error) {
 			return nil, fmt.Errorf("build the Rust client: cargo names no program of %s.rs:\n%s", name, out)
 		}
 	}
-	programs["list"] = filepath.Join(filepath.Dir(programs["lib"]), "..", "examples", "list") // cargo does not name it
+	for _, name := range []string{"list", "crowd"} { // cargo does not name these
+		programs[name+" example"] = filepath.Join(filepath.Dir(programs["lib"]), "..", "examples", name)
+	}
 	return programs, nil
 })
 

@@ -4,7 +4,7 @@
 use crate::acquires::{full, Acquires, Asked};
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::state::{line, release_handle, take, tell, tell_again, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
+use crate::state::{line, lock, release_handle, take, tell, tell_again, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
 use crate::sys::{self, now};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -225,14 +225,14 @@ impl Session {
 
     /// Waits for the answer to what was sent. The thread that reads sees to its end.
     pub fn wait(&self, id: u64) -> Outcome {
-        let mut s = self.state();
+        let bell = Arc::new(Bell::default()); // of its own: an answer need not wake all who wait
+        let waker = Waker::from(bell.clone());
         loop {
-            s.end_wait(id);
-            if let Some(outcome) = take(&mut s, id) {
+            if let Poll::Ready(outcome) = self.poll(id, &mut Context::from_waker(&waker)) {
                 return outcome;
             }
-            let left = s.queue_end(id).map_or(3600.0, |end| end - now()).clamp(0.001, 3600.0);
-            s = s.wait(&self.changed, Duration::from_secs_f64(left));
+            let end = self.state().queue_end(id);
+            bell.wait(Duration::from_secs_f64(end.map_or(3600.0, |end| end - now()).clamp(0.001, 3600.0)));
         }
     }
 
@@ -585,6 +585,28 @@ impl Session {
         s.error = Some(error);
         self.changed.notify_all();
         true
+    }
+}
+
+/// Wakes a thread.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        *lock(&self.rung) = true;
+        self.changed.notify_one();
+    }
+}
+
+impl Bell {
+    /// Until it was rung since the last time, for so long at most.
+    fn wait(&self, limit: Duration) {
+        let guard = self.changed.wait_timeout_while(lock(&self.rung), limit, |rung| !*rung);
+        *guard.unwrap_or_else(|poisoned| poisoned.into_inner()).0 = false;
     }
 }
 
