@@ -26,6 +26,9 @@ final class Core {
   /** After so long without a word, somebody who waits makes the session ask whether the sidecar is there. */
   static final long PING_AFTER = TimeUnit.SECONDS.toNanos(5);
 
+  /** After so long it is tried again to tell the app what there was no thread for. */
+  static final long RETRY = TimeUnit.MILLISECONDS.toNanos(100);
+
   /** The sidecar ends a connection at a longer line, and with it all that the session holds. */
   private static final int LONGEST_LINE = 64 << 10;
 
@@ -350,6 +353,7 @@ final class Core {
 
   /** Notices what has come to its end; after how many nanoseconds to look again. */
   long look() {
+    boolean told = Later.again();
     if (end != null) {
       return OVERDUE;
     }
@@ -364,7 +368,7 @@ final class Core {
     if (looksAtCalls - now <= 0) {
       lookAtCalls(now);
     }
-    long next = Math.min(holds.looksAt() - clock.atLeast(), looksAtCalls - now);
+    long next = Math.min(holds.looksAt() - clock.atLeast(), told ? looksAtCalls - now : Math.min(RETRY, looksAtCalls - now));
     return Math.max(0, keepAliveEvery == 0 ? next : Math.min(next, keepAliveAt - now));
   }
 

@@ -34,6 +34,9 @@ public final class LockSidecar implements AutoCloseable {
   private static final long SHORTEST_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
   private static final long LONGEST_PAUSE = TimeUnit.SECONDS.toNanos(1);
 
+  /** Of what the sidecar takes; it refuses more. */
+  private static final Duration LONGEST_GRACE = Duration.ofHours(1);
+
   private final Path socket;
   private final String name;
   private final Map<String, String> metadata;
@@ -41,7 +44,8 @@ public final class LockSidecar implements AutoCloseable {
   private final Duration connectTimeout;
   private final Runnable onDraining;
 
-  private final Executor callbacks = Threads.asNeeded("callback");
+  private final Executor threads = Threads.asNeeded("callback");
+  private final Executor callbacks = Later.over(threads);
   private final Executor futures;
   private final Looks looks;
   private final Owned owned = new Owned();
@@ -59,7 +63,7 @@ public final class LockSidecar implements AutoCloseable {
     this.ttl = b.ttl;
     this.connectTimeout = b.connectTimeout;
     this.onDraining = b.onDraining;
-    this.futures = b.executor == null ? Threads.few("future") : Threads.through("future", b.executor);
+    this.futures = Later.over(b.executor == null ? Threads.few("future") : Threads.through("future", b.executor));
     this.looks = new Looks(socket);
   }
 
@@ -357,7 +361,8 @@ public final class LockSidecar implements AutoCloseable {
     Objects.requireNonNull(lockId, "lockId must not be null");
     Objects.requireNonNull(grace, "grace must not be null");
     Json body = named(resource).with("lockId", lockId).with("grace", Times.format(grace));
-    return looks.tell("forceRelease", body, "forceReleased", grace.plusSeconds(10)).texts("lockIds");
+    Duration limit = grace.isNegative() ? Duration.ZERO : Times.atMost(grace, LONGEST_GRACE);
+    return looks.tell("forceRelease", body, "forceReleased", limit.plusSeconds(10)).texts("lockIds");
   }
 
   /** The sidecar itself. */
@@ -408,7 +413,7 @@ public final class LockSidecar implements AutoCloseable {
     try {
       if (session == null || session.isCompletedExceptionally() || session.isDone() && session.join().isOver()) {
         // On another thread: who waits for it may be interrupted, or not want to wait at all.
-        session = CompletableFuture.supplyAsync(this::openSession, callbacks);
+        session = CompletableFuture.supplyAsync(this::openSession, threads);
       }
       return session;
     } finally {

@@ -11,6 +11,7 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
@@ -23,7 +24,6 @@ import java.util.concurrent.locks.ReentrantLock;
  */
 final class Session {
   private final Path socket;
-  private final Executor callbacks;
   private final Core core;
   private final Reading reading;
   private final CompletableFuture<Void> over = new CompletableFuture<>();
@@ -44,7 +44,6 @@ final class Session {
 
   Session(Path socket, BootClock clock, Executor callbacks, Runnable onDraining) {
     this.socket = socket;
-    this.callbacks = callbacks;
     this.core = new Core(socket.toString(), clock, callbacks, onDraining);
     this.reading = new Reading(core, core.mu);
   }
@@ -108,10 +107,6 @@ final class Session {
     } finally {
       core.mu.unlock();
     }
-  }
-
-  Executor callbacks() {
-    return callbacks;
   }
 
   Holds holds() {
@@ -277,6 +272,9 @@ final class Session {
       why = gone(e);
     }
     ended(why == null ? gone(null) : why);
+    while (!Later.again()) {
+      LockSupport.parkNanos(Core.RETRY);
+    }
   }
 
   /** Waits for what comes, or until it is time to look at the clock, and takes it. False: the connection is over. */

@@ -7,12 +7,23 @@ import java.util.Locale;
 final class Times {
   private static final long SECOND = 1_000_000_000L;
 
+  /** Longer than anything that the sidecar takes. Beyond it Java's arithmetic overflows. */
+  private static final Duration LONGEST = Duration.ofDays(1_000_000);
+
   private Times() {}
+
+  private static Duration atLeast(Duration d, Duration least) {
+    return d.compareTo(least) < 0 ? least : d;
+  }
+
+  static Duration atMost(Duration d, Duration most) {
+    return d.compareTo(most) > 0 ? most : d;
+  }
 
   /** Such as {@code "0.500000000s"}. */
   static String format(Duration d) {
     boolean negative = d.isNegative();
-    Duration size = negative ? d.negated() : d;
+    Duration size = negative ? atLeast(d, LONGEST.negated()).negated() : d;
     // Without a locale: many have digits of their own.
     return String.format(Locale.ROOT, "%s%d.%09ds", negative ? "-" : "", size.getSeconds(), size.getNano());
   }

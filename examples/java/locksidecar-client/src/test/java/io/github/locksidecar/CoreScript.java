@@ -45,6 +45,10 @@ abstract class CoreScript {
   }
 
   void says(String... lines) {
+    says(core, lines);
+  }
+
+  static void says(Core core, String... lines) {
     for (String line : lines) {
       byte[] b = (line.replace('\'', '"') + "\n").getBytes(StandardCharsets.UTF_8);
       core.feed(b, b.length);

@@ -2,12 +2,15 @@ package io.github.locksidecar;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.junit.jupiter.api.Test;
 
 /** The protocol: answers, what nobody waits for, time, the end. */
@@ -259,6 +262,52 @@ class CoreTest extends CoreScript {
     assertEquals(1, draining.get());
     says("{'requestId':'','event':{'news of tomorrow':{}}}", "{'requestId':'who','granted':{}}", "{}");
     assertNull(core.end());
+  }
+
+  /** Neither the session, nor another hold, nor who waits pays for what there is no thread for. */
+  @Test
+  void whatThereIsNoThreadForIsToldLater() {
+    AtomicBoolean none = new AtomicBoolean(true);
+    List<String> told = new ArrayList<>();
+    Core core = new Core("/s", clock, Later.over(r -> {
+      if (none.get()) {
+        throw new OutOfMemoryError("unable to create native thread");
+      }
+      r.run();
+    }), () -> told.add("draining"));
+    core.mu.lock();
+    try {
+      Held[] held = new Held[2];
+      for (int i = 0; i < held.length; i++) {
+        Call c = Call.acquiring(new LockRequest(List.of("r" + i), LockMode.EXCLUSIVE).waiting(Duration.ofSeconds(1)));
+        core.post(c);
+        String grant = "{'requestId':'%s','granted':{'lockId':'L%d','resource':'r','mode':'EXCLUSIVE','fence':'7','validFor':'9s','count':1,'countedAt':'%s','parts':[]}}";
+        says(core, String.format(grant, c.id, i, now()));
+        held[i] = c.held;
+        String name = "L" + i;
+        core.holds.listen(held[i], new Held.Listener(null, () -> told.add(name)));
+      }
+      Call waits = Call.acquiring(new LockRequest(List.of("r9"), LockMode.EXCLUSIVE));
+      core.post(waits);
+      says(core, "{'event':{'lost':{'lockId':'L0','reason':'FORCED','message':'m','grace':'1s','countedAt':'" + now() + "'}}}");
+      says(core, "{'event':{'draining':{'remaining':'1s','countedAt':'" + now() + "'}}}");
+      assertNull(core.end());
+      assertNotNull(held[0].loss);
+      assertNull(held[1].loss);
+      assertTrue(core.look() <= Core.RETRY);
+      assertEquals(List.of(), told);
+      none.set(false);
+      assertTrue(core.look() > Core.RETRY);
+      assertEquals(List.of("L0", "draining"), told);
+      none.set(true);
+      assertTrue(core.end(new SidecarUnavailableException(Loss.GONE, "gone", null), Loss.GONE, "gone", 0));
+      assertTrue(waits.answer.isDone() && held[1].loss != null);
+      none.set(false);
+      assertTrue(Later.again());
+      assertEquals(List.of("L0", "draining", "L1"), told);
+    } finally {
+      core.mu.unlock();
+    }
   }
 
   @Test

@@ -12,6 +12,8 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
+import java.util.concurrent.locks.AbstractOwnableSynchronizer;
+import java.util.concurrent.locks.LockSupport;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -141,12 +143,16 @@ class DetachTest {
     }
   }
 
-  /** A call that waits for its answer. */
+  /** A call that waits for its answer, and not only for its turn to ask. */
   private static <T> FutureTask<T> started(Callable<T> call) throws Exception {
     FutureTask<T> task = new FutureTask<>(call);
     Thread thread = new Thread(task);
     thread.start();
-    TestSidecar.eventually("it waits", () -> thread.getState().compareTo(Thread.State.WAITING) >= 0);
+    TestSidecar.eventually(
+        "it waits",
+        () ->
+            thread.getState().compareTo(Thread.State.WAITING) >= 0
+                && !(LockSupport.getBlocker(thread) instanceof AbstractOwnableSynchronizer));
     return task;
   }
 

@@ -330,6 +330,11 @@ class SurfaceTest {
         });
     assertEquals("name", refused("", () -> LockSidecar.builder().name("\ud800")));
     assertEquals("metadata", refused("", () -> LockSidecar.builder().metadata(Map.of("k", "\ud800"))));
+    for (Duration absurd : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofSeconds(Long.MIN_VALUE))) {
+      for (Executable call : List.<Executable>of(() -> locks.forceRelease("r", absurd), lock.withMaxHold(absurd)::tryAcquire)) {
+        assertEquals("INVALID_REQUEST", assertThrows(SidecarException.class, call).reason());
+      }
+    }
   }
 
   @Test
