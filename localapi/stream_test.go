@@ -482,3 +482,42 @@ func TestHold(t *testing.T) {
 		t.Errorf("the next one: %v", g)
 	}
 }
+
+// TestHoldOfSeveralOfWhichOneIsForced: the call goes on while others are kept out of the rest, though the one that was
+// forced at once has no grace.
+func TestHoldOfSeveralOfWhichOneIsForced(t *testing.T) {
+	const grace = 1500 * time.Millisecond
+	s := start(t, func(o *session.Options, _ *Options) { o.LostGrace = grace })
+	c := s.api(t)
+	st, err := c.Hold(t.Context(), &pb.AcquireRequest{Resources: []string{"a", "b"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := st.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := e.GetGranted().GetParts()
+	if len(parts) != 2 {
+		t.Fatalf("granted %v", e)
+	}
+	began := time.Now()
+	if _, err := c.ForceRelease(t.Context(), &pb.ForceReleaseRequest{Resource: "a", LockId: parts[0].GetLockId(), Grace: durationpb.New(0)}); err != nil {
+		t.Fatal(err)
+	}
+	for e.GetLost() == nil {
+		if e, err = st.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l := e.GetLost(); l.GetResource() != "a" || l.GetGrace().AsDuration() != 0 {
+		t.Errorf("lost %v", l)
+	}
+	for err == nil {
+		_, err = st.Recv()
+	}
+	if took := time.Since(began); !errors.Is(err, io.EOF) || took < grace {
+		t.Errorf("the call ended after %v, with %v", took, err)
+	}
+	eventually(t, "the rest is free", func() bool { return s.manager.Info().Holds == 0 })
+}

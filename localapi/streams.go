@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
 )
 
@@ -55,7 +56,7 @@ func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.
 		if lost := e.GetLost(); lost != nil {
 			// To end the call would release the lock, which the app may still need
 			// to stop its work: others are kept out until the grace is over.
-			return s.linger(ctx, news, lost.GetGrace().AsDuration(), send)
+			return s.linger(ctx, sess, news, lost, send)
 		}
 	}
 }
@@ -64,8 +65,9 @@ func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.
 var errGraceOver = errors.New("the grace is over")
 
 // linger passes news on until the session or the call ends, at most for the grace of
-// a lost lock: it may become shorter meanwhile.
-func (s *service) linger(ctx context.Context, news *session.Events, grace time.Duration, send func(*pb.Event) error) error {
+// a lost lock: it may become shorter meanwhile. Of several, the one that is told may have none, and the rest has.
+func (s *service) linger(ctx context.Context, sess *session.Session, news *session.Events, lost *pb.Lost, send func(*pb.Event) error) error {
+	grace := left(session.GraceEnd(sess, lock.HoldID(lost.GetLockId())), s.o.Clock())
 	ctx, stop := context.WithTimeoutCause(ctx, grace, errGraceOver)
 	defer stop()
 	for {
@@ -79,8 +81,8 @@ func (s *service) linger(ctx context.Context, news *session.Events, grace time.D
 		if err := send(e); err != nil {
 			return err
 		}
-		if lost := e.GetLost(); lost != nil {
-			return s.linger(ctx, news, lost.GetGrace().AsDuration(), send)
+		if again := e.GetLost(); again != nil {
+			return s.linger(ctx, sess, news, again, send)
 		}
 	}
 }

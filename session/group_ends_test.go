@@ -103,6 +103,40 @@ func TestReleaseOfSeveralOfWhichOneWasLost(t *testing.T) {
 	}
 }
 
+// A downgrade that finds one of several lost says so, and which, and the rest is free after the grace: also where
+// the store did not answer about another one.
+func TestDowngradeOfSeveralOfWhichOneWasLost(t *testing.T) {
+	for lost, part := range []string{"a", "b", "c"} {
+		for silent := range 3 {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar()
+				s := sc.session()
+				g := must(t, s, several("a", "b", "c"))
+				_ = sc.way.last.Lease.Release(context.Background(), lock.Resource(part), g.Parts[lost].LockID) // the store forgets it
+				if silent != lost {
+					calls := make(chan int, 1)
+					calls <- 0
+					sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
+						n := <-calls
+						calls <- n + 1
+						if n == silent {
+							return fmt.Errorf("ask store: %w", lock.ErrUnsupported) // it is not asked again
+						}
+						return do(ctx)
+					}, opDowngrade)
+				}
+				_, err := s.Downgrade(context.Background(), g.LockID)
+				isLost(t, err, StoreLost)
+				if l := lostEvent(t, s); l.Resource != part || l.Fence != g.Parts[lost].Fence || l.LockID != g.LockID || l.GraceEnd != 0 {
+					t.Errorf("lost %+v, want %s", l, part)
+				}
+				time.Sleep(sc.o.LostGrace + time.Second)
+				e.free()
+			})
+		}
+	}
+}
+
 // What a request for several has while it waits counts for the circles of its owner, as single
 // locks do. The one who is told gives back what it had of several, and keeps its other locks.
 func TestDeadlockOfSeveral(t *testing.T) {

@@ -48,6 +48,14 @@ func (s *Session) KeptUntil(id lock.HoldID) time.Duration {
 	return s.ledger.KeptUntil(id)
 }
 
+// GraceEnd is the moment on Options.Clock up to which others are kept out of what the session has lost under that id, as
+// long as it is not acknowledged: of several, of the last of them. 0: of nothing.
+func GraceEnd(s *Session, id lock.HoldID) time.Duration {
+	s.enter()
+	defer s.exit()
+	return s.ledger.GraceEnd(id)
+}
+
 // Cancel gives up an Acquire by the id of its request, wherever it is: a call
 // that waits ends, a grant is given back, and a call that comes only now, because
 // this one has overtaken it, is refused. Afterwards nothing of the request is
@@ -190,14 +198,18 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 		}
 		lease := d.Hold.Lease().(*generation)
 		var unknown error
+		var missing *ledger.Hold
 		for p := range d.Hold.Parts {
-			if err := lease.downgrade(ctx, p.Resource(), p.ID()); err != nil {
-				unknown = err
+			err := lease.downgrade(ctx, p.Resource(), p.ID())
+			switch {
+			case err == nil:
+				continue
+			case errors.Is(err, lock.ErrNotHolder): // it is told, whatever is unknown of the others
+				missing = p
+			case errors.Is(err, lock.ErrLeaseLost):
+				lease.keeper.Lose()
 			}
-		}
-		missing := errors.Is(unknown, lock.ErrNotHolder)
-		if errors.Is(unknown, lock.ErrLeaseLost) {
-			lease.keeper.Lose()
+			unknown = err
 		}
 		s.enter()
 		g, err := s.ledger.Downgraded(d.Hold, unknown == nil, missing)

@@ -263,7 +263,7 @@ func TestOneRequestAtATime(t *testing.T) {
 			t.Fatalf("downgrade %+v, release %+v", d, r)
 		}
 		l.Effects()
-		if _, err := l.Downgraded(d.Hold, true, false); !errors.Is(err, lock.ErrNotHolder) {
+		if _, err := l.Downgraded(d.Hold, true, nil); !errors.Is(err, lock.ErrNotHolder) {
 			t.Errorf("Downgraded = %v", err)
 		}
 		for _, e := range l.Effects() {
@@ -284,7 +284,7 @@ func TestOneRequestAtATime(t *testing.T) {
 		if second.Hold != nil || second.Wait == nil {
 			t.Fatalf("second downgrade %+v", second)
 		}
-		if _, err := l.Downgraded(d.Hold, true, false); err != nil {
+		if _, err := l.Downgraded(d.Hold, true, nil); err != nil {
 			t.Error(err)
 		}
 		<-second.Wait
@@ -298,7 +298,7 @@ func TestOneRequestAtATime(t *testing.T) {
 		d := l.Downgrade(g.LockID)
 		l.Close()
 		wantEffects(t, l, End)
-		_, _ = l.Downgraded(d.Hold, true, false)
+		_, _ = l.Downgraded(d.Hold, true, nil)
 		wantEffects(t, l, Clean)
 	})
 	t.Run("loss during a downgrade, then release", func(t *testing.T) {
@@ -311,7 +311,7 @@ func TestOneRequestAtATime(t *testing.T) {
 			t.Errorf("release %+v", r)
 		}
 		wantEffects(t, l)
-		_, _ = l.Downgraded(d.Hold, true, false)
+		_, _ = l.Downgraded(d.Hold, true, nil)
 		wantEffects(t, l, Clean)
 	})
 }

@@ -58,6 +58,20 @@ func lostOf(h *Hold) Lost {
 	return lost
 }
 
+// GraceEnd is when the last grace of a loss that is not acknowledged ends; 0: there is none.
+func (l *Ledger) GraceEnd(id lock.HoldID) (end time.Duration) {
+	h := l.losses.known[id]
+	if h == nil {
+		return 0
+	}
+	for p := range h.Parts {
+		if p.state == grace {
+			end = max(end, p.graceEnd)
+		}
+	}
+	return end
+}
+
 // lose ends a hold that nobody released, and tells the app, who has at most until
 // that moment before others may be let in: less when the store may end the lease
 // before.

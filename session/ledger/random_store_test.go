@@ -45,10 +45,17 @@ func (w *world) complete(i int) {
 		if e != nil {
 			e.mode = lock.Shared
 		} else {
-			x.missing = true
+			for p := range x.hold.Parts {
+				if p.ID() == x.id {
+					x.missing = p
+				}
+			}
 		}
 		if unknown || !w.next(x) {
-			_, _ = w.l.Downgraded(x.hold, !unknown && !x.missing, !unknown && x.missing)
+			if unknown {
+				x.missing = nil
+			}
+			_, _ = w.l.Downgraded(x.hold, !unknown && x.missing == nil, x.missing)
 		}
 	}
 }

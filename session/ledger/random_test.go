@@ -61,7 +61,7 @@ type work struct {
 	hold    *Hold
 	rest    []*Hold      // to be asked about before the ledger is told
 	said    []LostReason // of a release, about those that were
-	missing bool         // the store lacks one of those that were
+	missing *Hold        // of those that were, one that the store lacks
 	lease   Lease
 	request *lock.Request
 	kind    string

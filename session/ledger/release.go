@@ -228,9 +228,9 @@ func (l *Ledger) Downgrade(id lock.HoldID) Downgrade {
 	return Downgrade{Hold: h}
 }
 
-// Downgraded notes what the store has said: sure that it is shared now, missing
-// that it does not know the hold; neither is unknown.
-func (l *Ledger) Downgraded(h *Hold, sure, missing bool) (Grant, error) {
+// Downgraded notes what the store has said: sure that it is shared now; or that it does not know one of its
+// Parts, which is missing. Neither is unknown.
+func (l *Ledger) Downgraded(h *Hold, sure bool, missing *Hold) (Grant, error) {
 	for p := range h.Parts {
 		p.busy = false
 		if sure {
@@ -241,8 +241,8 @@ func (l *Ledger) Downgraded(h *Hold, sure, missing bool) (Grant, error) {
 		close(h.idle)
 		h.idle = nil
 	}
-	if missing && h.state == held {
-		l.lose(h, StoreLost, 0)
+	if missing != nil && h.state == held {
+		l.lose(missing, StoreLost, 0)
 	}
 	for p := range h.Parts {
 		if a := p.after; a != nil {
