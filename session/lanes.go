@@ -12,111 +12,142 @@ import (
 // try also waits for the end of what is done to holds before it, and of what is given up: it would find what
 // the app has let go of. Nothing waits for what is about another resource.
 type lanes struct {
-	only *place // the first of a lane; mostly there is no other
-	rest map[lock.Resource]*place
+	only lane // mostly there is no other
+	rest map[lock.Resource]*lane
 }
+
+// lane has requests in one row, and what is done to holds in another. Only the first of each row decides who goes
+// on, so it costs the same however long they are: an app may give up faster than the store answers.
+type lane struct {
+	requests, holds row
+	latest          uint64 // the last ticket
+}
+
+// row is in the order of its tickets.
+type row struct{ first, last *place }
 
 // place is one of a lane.
 type place struct {
 	resource      lock.Resource
+	lane          *lane // nil: it is in none
 	before, after *place
 	bell          lock.Bell   // of a request, rung when it may go on; nil: something is done to a hold, which waits for nobody
 	number        uint64      // of a request
+	ticket        uint64      // a try waits for what is done to holds with a smaller one
 	turn          atomic.Bool // the request may go on
-	try, in       bool
+	try           bool
 }
 
-// first gives the first of a resource; nil: there is none.
-func (l *lanes) first(r lock.Resource) *place {
-	if l.only != nil && l.only.resource == r {
-		return l.only
+// insert puts p behind a place of the row; nil: it is the first.
+func (w *row) insert(p, before *place) {
+	if p.before = before; before != nil {
+		p.after, before.after = before.after, p
+	} else {
+		p.after, w.first = w.first, p
 	}
-	return l.rest[r]
+	if p.after != nil {
+		p.after.before = p
+	} else {
+		w.last = p
+	}
 }
 
-// begin notes which is the first of a resource now, in place of another one; nil: none.
-func (l *lanes) begin(r lock.Resource, was, now *place) {
-	switch {
-	case l.only == was:
-		l.only = now
-	case now != nil:
-		if l.rest == nil {
-			l.rest = make(map[lock.Resource]*place)
-		}
-		l.rest[r] = now
+func (w *row) remove(p *place) {
+	if p.before != nil {
+		p.before.after = p.after
+	} else {
+		w.first = p.after
+	}
+	if p.after != nil {
+		p.after.before = p.before
+	} else {
+		w.last = p.before
+	}
+	p.before, p.after = nil, nil
+}
+
+func (w *lane) empty() bool { return w.requests.first == nil && w.holds.first == nil }
+
+// of is the row for p.
+func (w *lane) of(p *place) *row {
+	if p.bell != nil {
+		return &w.requests
+	}
+	return &w.holds
+}
+
+// goOn lets the first request go on, if it may.
+func (w *lane) goOn() (went *place) {
+	p := w.requests.first
+	if p == nil || p.turn.Load() || p.try && w.holds.first != nil && w.holds.first.ticket < p.ticket {
+		return nil
+	}
+	p.turn.Store(true)
+	return p
+}
+
+// lane gives that of a resource.
+func (l *lanes) lane(r lock.Resource) *lane {
+	switch w := l.rest[r]; {
+	case w != nil:
+		return w
+	case l.only.empty():
+		l.only = lane{}
+		return &l.only
+	case l.only.resource() == r:
+		return &l.only
 	default:
-		if delete(l.rest, r); len(l.rest) == 0 {
-			l.rest = nil
+		if l.rest == nil {
+			l.rest = make(map[lock.Resource]*lane)
 		}
+		w = new(lane)
+		l.rest[r] = w
+		return w
 	}
+}
+
+// resource is that of a lane that is not empty.
+func (w *lane) resource() lock.Resource {
+	if w.requests.first != nil {
+		return w.requests.first.resource
+	}
+	return w.holds.first.resource
 }
 
 // enter gives a place to what is about to go to the store: the last, but what is asked for again stands
 // where it came.
 func (l *lanes) enter(p *place) {
-	first := l.first(p.resource)
-	p.in, p.before = true, first
-	for p.before != nil && p.before.after != nil {
-		p.before = p.before.after
+	w := l.lane(p.resource)
+	w.latest++
+	p.lane, p.ticket = w, w.latest
+	before := w.of(p).last
+	for p.bell != nil && before != nil && before.number > p.number && !before.turn.Load() {
+		p.ticket, before = before.ticket, before.before
 	}
-	for o := p.before; p.bell != nil && o != nil && (o.bell == nil || o.number > p.number && !o.turn.Load()); o = o.before {
-		if o.bell != nil {
-			p.before = o.before
-		}
-	}
-	if p.before != nil {
-		p.after, p.before.after = p.before.after, p
-	} else {
-		p.after = first
-		l.begin(p.resource, first, p)
-	}
-	if p.after != nil {
-		p.after.before = p
-	}
-	if p.bell != nil && p.free() {
-		p.turn.Store(true)
-	}
+	w.of(p).insert(p, before)
+	w.goOn()
 }
 
 // precede gives something that is done to a hold the first place: of those that have not gone on, all tries wait.
 func (l *lanes) precede(p *place) {
-	p.in, p.after = true, l.first(p.resource)
-	if l.begin(p.resource, p.after, p); p.after != nil {
-		p.after.before = p
-	}
-}
-
-// free tells whether a request may go on.
-func (p *place) free() bool {
-	for o := p.before; o != nil; o = o.before {
-		if o.bell != nil || p.try {
-			return false
-		}
-	}
-	return true
+	p.lane = l.lane(p.resource)
+	p.lane.holds.insert(p, nil)
 }
 
 // leave lets go on who has waited for p, unless it has left before.
 func (l *lanes) leave(p *place) {
-	if !p.in {
+	w := p.lane
+	if w == nil {
 		return
 	}
-	if p.before != nil {
-		p.before.after = p.after
-	} else {
-		l.begin(p.resource, p, p.after)
-	}
-	if p.after != nil {
-		p.after.before = p.before
-	}
-	p.before, p.after, p.in = nil, nil, false
-	first := l.first(p.resource)
-	for first != nil && first.bell == nil {
-		first = first.after
-	}
-	if first != nil && !first.turn.Load() && first.free() {
-		first.turn.Store(true)
-		first.bell.Ring()
+	w.of(p).remove(p)
+	p.lane = nil
+	if !w.empty() {
+		if next := w.goOn(); next != nil {
+			next.bell.Ring()
+		}
+	} else if delete(l.rest, p.resource); len(l.rest) == 0 {
+		l.rest = nil
 	}
 }
 
@@ -135,7 +166,7 @@ func givesUp(s *Session, r lock.Resource) (end func()) {
 }
 
 // Announce is called, in the order in which an app writes its requests, where a hold of its session is about to
-// be released, downgraded or detached: a try that is begun after it waits until done is called.
+// be released, downgraded or detached, or its loss acknowledged: a try that is begun after it waits until done is called.
 func Announce(s *Session, id lock.HoldID) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -79,8 +80,8 @@ func TestLanes(t *testing.T) {
 		for _, p := range l.all {
 			l.leave(&p.place)
 		}
-		if l.only != nil || l.rest != nil {
-			t.Fatalf("seed %d: left %v, %v", seed, l.only, l.rest)
+		if !l.only.empty() || l.rest != nil {
+			t.Fatalf("seed %d: left %v, %v", seed, &l.only, l.rest)
 		}
 	}
 }
@@ -104,5 +105,37 @@ func TestLanesAskedAgain(t *testing.T) {
 			}
 		}
 		l.leave(&places[i].place)
+	}
+}
+
+// What an app has given up, or asks for, costs the same however much there is of it: it may give up thousands in a
+// second while the store does not answer. With a look at each of those before it, this takes a minute.
+func TestLanesOfMany(t *testing.T) {
+	const many = 200_000
+	began := time.Now()
+	var l lanes
+	places := make([]placed, 3*many)
+	for i := range places {
+		p := &places[i]
+		p.resource, p.number = "r", uint64(i)
+		switch i / many {
+		case 0:
+			l.precede(&p.place)
+		case 1:
+			l.enter(&p.place)
+		default:
+			p.bell, p.try = p, i%2 == 0
+			l.enter(&p.place)
+		}
+	}
+	for i := range places {
+		p := &places[i]
+		if first := &places[max(i, 2*many)]; first.turn.Load() != (i >= 2*many) {
+			t.Fatalf("%d have left: the first request may go on: %v", i, first.turn.Load())
+		}
+		l.leave(&p.place)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("took %v", took)
 	}
 }

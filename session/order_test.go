@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -188,10 +189,38 @@ func TestTryFollowsWhatIsGivenUp(t *testing.T) {
 				_, err := p.wait()
 				isErr(t, err, nil)
 				s.mu.Lock()
-				if s.lanes.only != nil || s.lanes.rest != nil {
-					t.Errorf("in the lanes: %v, %v", s.lanes.only, s.lanes.rest)
+				if !s.lanes.only.empty() || s.lanes.rest != nil {
+					t.Errorf("in the lanes: %v, %v", &s.lanes.only, s.lanes.rest)
 				}
 				s.mu.Unlock()
+				s.Close()
+			})
+		})
+	}
+}
+
+// A try that is written behind the release of a lost lock finds it free, also where it comes to the session first:
+// over gRPC each request has a goroutine of its own.
+func TestTryFollowsTheReleaseOfALoss(t *testing.T) {
+	for name, r := range map[string]AcquireRequest{"One": exclusive, "Several": several("r", "s")} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar()
+				s := sc.session()
+				r.MaxHold = time.Second
+				g := must(t, s, r)
+				time.Sleep(1500 * time.Millisecond)
+				done := Announce(s, g.LockID)
+				p := beginAsync(s, try(exclusive))
+				synctest.Wait()
+				if p.over() {
+					t.Errorf("answered before the release: %v", p.err)
+				}
+				_, err := s.Release(context.Background(), g.LockID, "")
+				isLost(t, err, MaxHold)
+				done()
+				_, err = p.wait()
+				isErr(t, err, nil)
 				s.Close()
 			})
 		})

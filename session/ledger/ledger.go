@@ -233,10 +233,17 @@ func (l *Ledger) Lives(id lock.HoldID) bool {
 	return l.lives(id) != nil
 }
 
-// Resources are those of a hold that lives.
+// Resources are those that the store has of a hold that lives, or that is lost and not acknowledged.
 func (l *Ledger) Resources(id lock.HoldID) (all []lock.Resource) {
-	if h := l.lives(id); h != nil {
-		for p := range h.Parts {
+	h := l.lives(id)
+	if h == nil {
+		h = l.losses.known[id]
+	}
+	if h == nil {
+		return nil
+	}
+	for p := range h.Parts {
+		if p.state != over {
 			all = append(all, p.Resource())
 		}
 	}
