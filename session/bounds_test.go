@@ -438,3 +438,41 @@ func TestDowngradeBesideAnother(t *testing.T) {
 		isErr(t, <-first, lock.ErrUnavailable)
 	})
 }
+
+// TestWhatIsGivenUpHasABudget: while the store does not answer for a lock, an app that asks for it and gives up again
+// and again is refused at its limit, and others of its user at theirs. When the store answers, nothing is left.
+func TestWhatIsGivenUpHasABudget(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		const own, all = 10, 15
+		sc := e.sidecar(func(o *Options) { o.Limits.HoldsPerSession, o.Limits.HoldsPerUID = own, all })
+		a, b := sc.session(), sc.session()
+		sc.way.on(hang, opAcquire, opRelease)
+		giveUp := func(s *Session) error {
+			p := beginAsync(s, exclusive)
+			if p.over() {
+				return p.err
+			}
+			p.cancel()
+			_, err := p.wait()
+			isErr(t, err, context.Canceled)
+			synctest.Wait()
+			return nil
+		}
+		for range own {
+			isErr(t, giveUp(a), nil)
+		}
+		isErr(t, giveUp(a), ErrLimit)
+		for range all - own {
+			isErr(t, giveUp(b), nil)
+		}
+		isErr(t, giveUp(b), ErrLimit)
+		sc.way.on(nil, opAcquire, opRelease)
+		time.Sleep(2 * choreTimeout)
+		for range own {
+			must(t, a, shared)
+		}
+		a.Close()
+		b.Close()
+		e.free()
+	})
+}

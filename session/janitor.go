@@ -63,7 +63,8 @@ type chore struct {
 	former   lock.HandleKey // not empty: also where it was not detached by that one, and is again what it was
 	batch    *batch         // optional
 	done     func()         // optional: is called when it is finished
-	tried    func()         // optional: is called when it is finished, or was not answered for the first time
+	tried    func()         // optional: is called when it was not answered for the first time
+	gone     func()         // optional: is called when it is finished
 	late     bool
 }
 
@@ -121,8 +122,8 @@ func newBatch(n int) *batch {
 func (c chore) outlives() bool { return c.key != "" }
 
 func (c chore) finish() {
-	if c.tried != nil {
-		c.tried()
+	if c.gone != nil {
+		c.gone()
 	}
 	if c.done != nil {
 		c.done()

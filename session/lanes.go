@@ -158,11 +158,23 @@ func passed(s *Session, p *place) {
 	s.lanes.leave(p)
 }
 
-// givesUp has tries wait for what is given up until end is called, which does not block. s.mu is held.
-func givesUp(s *Session, r lock.Resource) (end func()) {
+// givesUp has tries wait for what is given up, until one of both is called: that it was tried to release it, or that
+// nothing is left of it. They do not block. s.mu is held.
+func givesUp(s *Session, r lock.Resource) (tried, gone func()) {
 	p := &place{resource: r}
 	s.lanes.precede(p)
-	return func() { s.space.m.wg.Go(func() { passed(s, p) }) } // s.mu may be held, or a janitor's
+	// s.mu may be held, or a janitor's.
+	tried = func() { s.space.m.wg.Go(func() { passed(s, p) }) }
+	gone = func() {
+		s.space.m.wg.Go(func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.ledger.Cleaned()
+			s.counted.follow(levelsOf(s), s.space.m, s.user)
+			s.lanes.leave(p)
+		})
+	}
+	return tried, gone
 }
 
 // Announce is called, in the order in which an app writes its requests, where a hold of its session is about to

@@ -35,7 +35,7 @@ type Options struct {
 type Limits struct {
 	Sessions          int // default 10000
 	SessionsPerUID    int // of one principal, as all that is per uid; default 5000
-	HoldsPerSession   int // each count of a hold, requests for holds, and losses that are not acknowledged; default 10000
+	HoldsPerSession   int // each count of a hold, requests for holds, losses that are not acknowledged, and what is released in the background; default 10000
 	HoldsPerUID       int // the same, of all sessions of one principal; default 20000
 	DetachedPerUID    int // holds that a principal has detached here and that are not known to be over; default 1000
 	WaitersPerSession int // Acquire calls at the same time; default 1000

@@ -54,6 +54,11 @@ type Session struct {
 // levels are what a session adds to the counts of its user and of the sidecar.
 type levels struct{ size, kept, waits int }
 
+// levelsOf are those of now. s.mu is held.
+func levelsOf(s *Session) levels {
+	return levels{s.ledger.Size() + s.ledger.Given(), s.ledger.Kept(), s.ledger.Waits()}
+}
+
 func (l *levels) follow(now levels, m *Manager, u *user) {
 	if d := now.size - l.size; d != 0 {
 		u.holds.Add(int64(d))
@@ -251,7 +256,7 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 			if e.Farewell {
 				c.batch = s.farewell
 			} else {
-				c.tried = givesUp(s, e.Resource)
+				c.tried, c.gone = givesUp(s, e.Resource)
 			}
 			e.Lease.(*generation).janitors.add(c)
 		case ledger.Unregister:
@@ -278,7 +283,7 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 		}
 	}
 	clear(effects) // what is over can be forgotten
-	s.counted.follow(levels{s.ledger.Size(), s.ledger.Kept(), s.ledger.Waits()}, s.space.m, s.user)
+	s.counted.follow(levelsOf(s), s.space.m, s.user)
 	answers := s.ledger.Answers()
 	for _, c := range answers { // who has an answer finds it counted
 		if c.Then == nil {

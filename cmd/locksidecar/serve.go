@@ -136,7 +136,7 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.StringSliceVar(&s.adminUnits, "admin-unit", nil, "systemd units whose processes may take locks from others, with --principal unit")
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")
 	f.IntVar(&s.sessions.SessionsPerUID, "max-sessions-per-uid", session.DefaultSessionsPerUID, "app sessions of one user at a time")
-	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "of one session, together: locks, requests for locks, and losses that it has not acknowledged")
+	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "of one session, together: locks, requests for locks (also those that it has given up, until the store has answered), and losses that it has not acknowledged")
 	f.IntVar(&s.sessions.DetachedPerUID, "max-detached-per-uid", session.DefaultDetachedPerUID, "holds that one user has detached and that are not known to be over")
 	f.IntVar(&s.sessions.HoldsPerUID, "max-holds-per-uid", session.DefaultHoldsPerUID, "the same of all sessions of one user")
 	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")

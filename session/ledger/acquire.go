@@ -132,7 +132,7 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 // room is nil when there is room for what is asked.
 func (l *Ledger) room(a *Ask) error {
 	switch {
-	case l.Size()+max(len(a.Parts), 1) > l.o.Holds:
+	case l.Size()+l.Given()+max(len(a.Parts), 1) > l.o.Holds:
 		return &LimitError{Limit: "holds", Max: l.o.Holds}
 	case !a.Room && a.Full != nil:
 		return a.Full

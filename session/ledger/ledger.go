@@ -61,6 +61,7 @@ type Ledger struct {
 	number  uint64 // of the latest request
 	owners  owners
 	leaving int // holds whose release is under way
+	given   int // what is released in the background, see Given
 	waits   int
 	live    int // holds that live
 	entered int // their counts beyond the first
@@ -126,14 +127,19 @@ type EffectKind uint8
 const (
 	Request    EffectKind = iota + 1 // ask the store for Hold under ID, see Asked; it may be given up already
 	Stop                             // end the driver's call that is under way
-	Clean                            // release ID in the background, until the store has answered or Lease is over; with a Key, until the store has answered
+	Clean                            // release ID in the background, until the store has answered or Lease is over; with a Key, until the store has answered. Without Farewell, Cleaned is to be called when that is so
 	Unregister                       // news of ID are not wanted any more
 	Peek                             // Call is a try that shares the wait of another: see who holds it, see Peeked
 	Tell                             // there is a loss for the app to hear of, for Reason
 	End                              // the session is closed
 )
 
-func (l *Ledger) emit(e Effect) { l.effects = append(l.effects, e) }
+func (l *Ledger) emit(e Effect) {
+	l.effects = append(l.effects, e)
+	if e.Kind == Clean && !e.Farewell {
+		l.given++
+	}
+}
 
 // Effects gives what is to be done, in this order, and forgets it. The slice is
 // good until the next call of another method.
@@ -205,6 +211,18 @@ func (l *Ledger) Size() int {
 	}
 	return len(l.asks) + l.untaken + l.entered + l.leaving + len(l.losses.order)
 }
+
+// Given is how much is released in the background, beyond the losses that Size has. It counts toward the limit of holds,
+// too: while the store does not answer, there is more of it with each request that is given up. 0 when closed.
+func (l *Ledger) Given() int {
+	if l.state == Closed {
+		return 0
+	}
+	return max(0, l.given-len(l.losses.order))
+}
+
+// Cleaned notes that one of those is released, or that its lease is over.
+func (l *Ledger) Cleaned() { l.given-- }
 
 // Kept is how many holds the store has for the session, those in their grace and
 // those that are being released included.

@@ -20,6 +20,9 @@ func (w *world) complete(i int) {
 		w.answer(x, current, unknown)
 	case "clean":
 		delete(w.store[x.request.Resource], x.id)
+		if x.given {
+			w.l.Cleaned()
+		}
 		if x.done != nil {
 			x.done()
 		}
@@ -141,7 +144,7 @@ func (w *world) finish() {
 		w.t.Errorf("%d more farewells were promised than came", w.farewells)
 	case len(w.works) > 0 || len(w.callers) > 0 || w.l.Waits() > 0:
 		w.t.Errorf("%d requests and %d callers are left", len(w.works), len(w.callers))
-	case w.l.Size() != 0 || w.l.Kept() != 0 || len(w.l.asks)+len(w.l.keys)+len(w.l.claims)+len(w.l.dues)+len(w.l.parts) != 0:
+	case w.l.Size() != 0 || w.l.given != 0 || w.l.Kept() != 0 || len(w.l.asks)+len(w.l.keys)+len(w.l.claims)+len(w.l.dues)+len(w.l.parts) != 0:
 		w.t.Errorf("left: size %d, kept %d, %v %v %v", w.l.Size(), w.l.Kept(), w.l.asks, w.l.keys, w.l.claims)
 	}
 	for res, holders := range w.store {

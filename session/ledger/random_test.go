@@ -67,6 +67,7 @@ type work struct {
 	kind    string
 	grant   *lock.Grant // of the store, on its way
 	stopped bool
+	given   bool // of a clean: Cleaned follows
 	done    func()
 }
 
@@ -147,7 +148,7 @@ func (w *world) carry() {
 			if e.Farewell {
 				w.farewells--
 			}
-			w.begin(&work{id: e.ID, lease: e.Lease, kind: "clean", done: e.Done, request: &lock.Request{Resource: e.Resource}})
+			w.begin(&work{id: e.ID, lease: e.Lease, kind: "clean", done: e.Done, given: !e.Farewell, request: &lock.Request{Resource: e.Resource}})
 		case Peek:
 			w.peeks = append(w.peeks, e.Call)
 		case End:
