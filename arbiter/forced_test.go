@@ -233,3 +233,35 @@ func TestOneOfThoseWhoForceGivesUp(t *testing.T) {
 		owner.close()
 	})
 }
+
+// blind is a store that does not say who has a lock.
+type blind struct {
+	lock.Backend
+	forced int
+}
+
+func (b *blind) Get(context.Context, lock.Resource) (lock.Status, error) {
+	return lock.Status{}, lock.ErrUnavailable
+}
+
+func (b *blind) ForceRelease(context.Context, lock.Resource, lock.HoldID, time.Duration) error {
+	b.forced++
+	return nil
+}
+
+// TestForcedWithoutALook: where the store does not say who has a lock now, nobody is forced: under that id in the store
+// another app may have it.
+func TestForcedWithoutALook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &blind{}
+		b := New(store, Options{Turns: 9})
+		for range 2 {
+			if err := b.ForceRelease(t.Context(), "r", "id", 0); !errors.Is(err, lock.ErrUnavailable) || store.forced > 0 {
+				t.Errorf("got %v, forced %d", err, store.forced)
+			}
+		}
+		if synctest.Wait(); len(b.looks) > 0 {
+			t.Errorf("left %v", b.looks)
+		}
+	})
+}

@@ -26,12 +26,15 @@ func TestWhoAsksAlone(t *testing.T) {
 		}
 		return may
 	}
-	const quick = busyPause / 2
+	const quick = shortTrip // else nobody is quick: the answer takes as long
 	if next(1, time.Hour) || next(1, busyPause+1) {
 		t.Error("kept for a client that asks seldom")
 	}
 	if !next(1, quick) {
 		t.Error("not kept for one that asks often")
+	}
+	if !next(1, busyPause) {
+		t.Error("not kept for one that is just quick enough")
 	}
 	if may, first := a.keep(turn, 1, now); !may || first {
 		t.Error("not kept for another trip of the request")
@@ -45,6 +48,12 @@ func TestWhoAsksAlone(t *testing.T) {
 			turns++
 		}
 		return turns
+	}
+	for range 3 { // in a row, or they do not count
+		for range fewHasty {
+			a.tripped(true)
+		}
+		a.tripped(false)
 	}
 	if n := hasty(); n != fewHasty+1 {
 		t.Errorf("kept for %d turns, though a second request was there after each", n)
@@ -65,6 +74,8 @@ func TestWhoAsksAlone(t *testing.T) {
 	for range watched - 2 {
 		next(1, quick)
 	}
+	next(1, quick)
+	next(2, quick) // once is no matter: it was looked at
 	if n := hasty(); n != manyHasty+1 {
 		t.Errorf("kept for %d turns, of a client that is alone, and quick", n)
 	}
