@@ -11,8 +11,6 @@ import (
 // TestWhoBlocksSaysSo: a goroutine that carries out requests is told before it blocks,
 // and not where the store answers at once.
 func TestWhoBlocksSaysSo(t *testing.T) {
-	var told atomic.Int32
-	ctx := lock.WithBlocking(context.Background(), func() { told.Add(1) })
 	for name, c := range map[string]struct {
 		change   func(e *env) func(*Options)
 		blocking bool
@@ -24,6 +22,8 @@ func TestWhoBlocksSaysSo(t *testing.T) {
 			bubble(t, func(t *testing.T, e *env) {
 				sc := e.sidecar(c.change(e))
 				s := sc.session()
+				var told atomic.Int32 // not of the case before, whose last request may still tell
+				ctx := lock.WithBlocking(context.Background(), func() { told.Add(1) })
 				said := func(what string, want bool) {
 					t.Helper()
 					if n := told.Swap(0); (n > 0) != want {
