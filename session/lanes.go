@@ -12,7 +12,7 @@ import (
 // try also waits for the end of what is done to holds before it, and of what is given up: it would find what
 // the app has let go of. Nothing waits for what is about another resource.
 type lanes struct {
-	only lane // mostly there is no other
+	only *lane // mostly there is no other; nil: there is none
 	rest map[lock.Resource]*lane
 }
 
@@ -91,11 +91,11 @@ func (l *lanes) lane(r lock.Resource) *lane {
 	switch w := l.rest[r]; {
 	case w != nil:
 		return w
-	case l.only.empty():
-		l.only = lane{}
-		return &l.only
+	case l.only == nil:
+		l.only = new(lane)
+		return l.only
 	case l.only.resource() == r:
-		return &l.only
+		return l.only
 	default:
 		if l.rest == nil {
 			l.rest = make(map[lock.Resource]*lane)
@@ -142,12 +142,17 @@ func (l *lanes) leave(p *place) {
 	}
 	w.of(p).remove(p)
 	p.lane = nil
-	if !w.empty() {
+	switch {
+	case !w.empty():
 		if next := w.goOn(); next != nil {
 			next.bell.Ring()
 		}
-	} else if delete(l.rest, p.resource); len(l.rest) == 0 {
-		l.rest = nil
+	case w == l.only:
+		l.only = nil
+	default:
+		if delete(l.rest, p.resource); len(l.rest) == 0 {
+			l.rest = nil
+		}
 	}
 }
 

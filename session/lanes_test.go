@@ -80,8 +80,8 @@ func TestLanes(t *testing.T) {
 		for _, p := range l.all {
 			l.leave(&p.place)
 		}
-		if !l.only.empty() || l.rest != nil {
-			t.Fatalf("seed %d: left %v, %v", seed, &l.only, l.rest)
+		if l.only != nil || l.rest != nil {
+			t.Fatalf("seed %d: left %v, %v", seed, l.only, l.rest)
 		}
 	}
 }

@@ -189,8 +189,8 @@ func TestTryFollowsWhatIsGivenUp(t *testing.T) {
 				_, err := p.wait()
 				isErr(t, err, nil)
 				s.mu.Lock()
-				if !s.lanes.only.empty() || s.lanes.rest != nil {
-					t.Errorf("in the lanes: %v, %v", &s.lanes.only, s.lanes.rest)
+				if s.lanes.only != nil || s.lanes.rest != nil {
+					t.Errorf("in the lanes: %v, %v", s.lanes.only, s.lanes.rest)
 				}
 				s.mu.Unlock()
 				s.Close()
