@@ -126,7 +126,7 @@ func TestOtherFlags(t *testing.T) {
 }
 
 // foreign are flags of other programs in the pages' prose.
-var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-is", "runtime-config", "delete-emptydir-data", "bump-revision", "auto-compaction-mode", "cluster", "cgroup-root"}
+var foreign = []string{"grace-period", "force", "set", "unix-socket", "path-as-is", "runtime-config", "delete-emptydir-data", "bump-revision", "auto-compaction-mode", "cluster", "cgroup-root", "single-transaction"}
 
 // No page names a flag that the program does not have.
 func TestFlagsInProse(t *testing.T) {
