@@ -461,7 +461,7 @@ func TestWorkflows(t *testing.T) {
 	}
 	makefile := read(t, root+"/Makefile")
 	for _, w := range workflows {
-		calls := regexp.MustCompile(`(?m)run: make ([a-z0-9-]+)`).FindAllStringSubmatch(read(t, w), -1)
+		calls := regexp.MustCompile(`(?m)(?:run:|-) make ([a-z0-9-]+)`).FindAllStringSubmatch(read(t, w), -1)
 		if len(calls) == 0 {
 			t.Errorf("%s does not call make", w)
 		}
