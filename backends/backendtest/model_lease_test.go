@@ -237,6 +237,9 @@ func (l *modelLease) news(renew bool) (news []lock.Event, err error) {
 			s.leases[l.id].ends = now.Add(l.ttl)
 		}
 		there = s.of(l.id)
+		if renew && s.bad.looksAtEach {
+			l.b.m.commands.Add(int64(len(there)))
+		}
 		for id := range before {
 			forced[id] = s.forced[id]
 		}

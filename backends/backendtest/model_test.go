@@ -29,6 +29,7 @@ type faults struct {
 	noFailoverGrace    bool // grants at once after a change of server
 	keepsDeadWaiters   bool // in the store, where List does not look
 	stalls             bool // a request holds up all others for as long as the resource has holders and waiters
+	looksAtEach        bool // a heartbeat asks for each hold of its lease
 	shortLivedLease    bool // ends every lease after some seconds
 	sharesSlots        bool // gives every permit the slot 0
 	forgetsMinHold     bool // a release ends it
@@ -56,8 +57,9 @@ type faults struct {
 
 // model is a Harness of servers in memory, in a bubble of testing/synctest.
 type model struct {
-	bad   faults
-	clock lock.Clock
+	bad      faults
+	clock    lock.Clock
+	commands atomic.Int64 // that were asked for
 
 	main *server
 }
@@ -69,11 +71,12 @@ func newModel(bad faults) *model {
 const modelRecheck = time.Second
 
 var (
-	_ Faulter       = (*model)(nil)
-	_ WakeupDropper = (*model)(nil)
-	_ Switcher      = (*model)(nil)
-	_ Insider       = (*model)(nil)
-	_ timekeeper    = (*model)(nil)
+	_ Faulter        = (*model)(nil)
+	_ WakeupDropper  = (*model)(nil)
+	_ Switcher       = (*model)(nil)
+	_ Insider        = (*model)(nil)
+	_ CommandCounter = (*model)(nil)
+	_ timekeeper     = (*model)(nil)
 )
 
 func (m *model) Open(testing.TB) lock.Backend {
@@ -87,6 +90,7 @@ func (m *model) TTL() time.Duration            { return 2 * time.Second }
 func (m *model) Recheck() time.Duration        { return modelRecheck }
 func (m *model) Exceptions() map[string]string { return nil }
 func (m *model) Clock() lock.Clock             { return m.clock }
+func (m *model) Commands(testing.TB) int64     { return m.commands.Load() }
 
 // LoseReplies makes the model a Faulter.
 func (m *model) LoseReplies(t testing.TB, b lock.Backend) func() {
@@ -138,6 +142,7 @@ var _ lock.Backend = (*modelBackend)(nil)
 func (b *modelBackend) ask(f func(s *server, now time.Time)) error {
 	s := b.target.Load()
 	b.meet(s)
+	b.m.commands.Add(1)
 	s.do(func(now time.Time) { f(s, now) })
 	if b.deaf.Load() {
 		return fmt.Errorf("%w: no answer", lock.ErrUnavailable)

@@ -56,6 +56,7 @@ func TestBrokenLawIsFound(t *testing.T) {
 		"4 a server that was seen is trusted":  {faults{trustsKnownServer: true}, []string{"OldServerLacksRelease"}},
 		"4 a new server grants at once":        {faults{noFailoverGrace: true}, []string{"ServerLacksGrantInSilence"}},
 		"9 one lease stalls others":            {faults{stalls: true}, []string{"CrowdOnOne"}},
+		"10 a heartbeat costs what is held":    {faults{looksAtEach: true}, []string{"HeartbeatCost"}},
 		"a limit of the store cuts leases":     {faults{shortLivedLease: true}, []string{"EveryTTL"}},
 		"fences leave no room for a cohort":    {faults{leavesNoRoom: true}, []string{"FencesGrow"}},
 		"two permits have one slot":            {faults{sharesSlots: true}, []string{"Permits", "PermitsInOrder", "PermitsOfTheDead", "PermitReplyLost", "PermitsUnderLoad"}},
@@ -92,6 +93,9 @@ func TestBrokenLawIsFound(t *testing.T) {
 	}
 }
 
+// modelHolds bounds what a test of many holds takes of a model, which looks at all of them for each request.
+const modelHolds = 200
+
 // judge runs one test of the suite on a model, in a bubble, and gives its failures.
 func judge(t *testing.T, bad faults, name string) (failures []string) {
 	t.Helper()
@@ -105,7 +109,7 @@ func judge(t *testing.T, bad faults, name string) (failures []string) {
 func judgeThat(t *testing.T, bad faults, c conformance) (failures []string) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &verdict{TB: t}
-		v.run(func() { runOne(v, newModel(bad), Limits{}, c) })
+		v.run(func() { runOne(v, newModel(bad), Limits{Holds: modelHolds}, c) })
 		v.end()
 		failures = v.failures
 	})

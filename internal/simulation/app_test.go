@@ -203,7 +203,9 @@ func (l *life) use(q session.AcquireRequest) {
 	}
 	a := l.a
 	before, froze := a.w.now(), l.p.froze.Load()
-	g, err := l.acquire(q)
+	sent := q
+	sent.Reentrant = q.Reentrant || a.w.broken == entersUnasked && q.MinHold == 0 && !q.Detachable
+	g, err := l.acquire(sent)
 	if !l.p.answers() {
 		return
 	}
@@ -251,7 +253,7 @@ func (l *life) granted(q session.AcquireRequest, g session.Grant) bool {
 	switch {
 	case l.void[q.RequestID]: // Cancel gives it back
 		return false
-	case l.a.w.witness.granted(l, g, q.MaxHold):
+	case l.a.w.witness.granted(l, g, q):
 		if q.RequestID != "" {
 			l.grants[q.RequestID] = kept{g.Resource, g.LockID}
 		}
@@ -460,7 +462,7 @@ func (a *app) finish() {
 			}
 			continue
 		}
-		if a.w.witness.granted(l, g, 0) {
+		if a.w.witness.granted(l, g, q) {
 			l.release(q.Resource, g.LockID, "")
 		}
 	}

@@ -84,6 +84,7 @@ func TestBreaks(t *testing.T) {
 		keepsTheDead:       "dead apps keep their locks",
 		ignoresMinHold:     "min_hold is ignored",
 		freesDetached:      "a detached lock is free too soon",
+		entersUnasked:      "who has a lock is let in again unasked",
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(400) { // most are seen in the first ten

@@ -13,6 +13,7 @@ import (
 type belief struct {
 	life   *life
 	mode   lock.Mode
+	owner  string // who in the app
 	counts int
 	until  time.Duration // by its own clock it stops then
 	limit  time.Duration // its max_hold; 0: none
@@ -73,15 +74,19 @@ func (w *witness) count(f func(*counts)) {
 
 // granted is the moment at which an app has its grant in hands. It reports false when
 // the app knows already that it is worth nothing.
-func (w *witness) granted(l *life, g session.Grant, maxHold time.Duration) bool {
+func (w *witness) granted(l *life, g session.Grant, q session.AcquireRequest) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	maxHold := q.MaxHold
 	now, until := w.now(), l.p.true(g.Until)
 	w.atOnce[g.LockID] = w.atOnce[g.LockID] || w.numbers[g.Fence/lock.FenceRange]
 	if w.over[g.LockID] || w.atOnce[g.LockID] || l.ended {
 		return false
 	}
 	if b := w.users[g.Resource][g.LockID]; b != nil {
+		if q.Handle == "" && (!q.Reentrant || b.owner != q.Owner) {
+			w.complain("%s of %s: %v, owner %s, enters the hold of owner %s, reentrant %v", g.LockID, g.Resource, l, q.Owner, b.owner, q.Reentrant)
+		}
 		b.counts++
 		b.until = max(b.until, until)
 		if end := now + maxHold; maxHold != 0 && (b.limit == 0 || end < b.limit) {
@@ -127,7 +132,7 @@ func (w *witness) granted(l *life, g session.Grant, maxHold time.Duration) bool 
 	if w.users[g.Resource] == nil {
 		w.users[g.Resource] = map[lock.HoldID]*belief{}
 	}
-	b := &belief{life: l, mode: g.Mode, counts: 1, until: until}
+	b := &belief{life: l, mode: g.Mode, owner: q.Owner, counts: 1, until: until}
 	switch {
 	case maxHold != 0:
 		b.limit = now + maxHold

@@ -36,6 +36,7 @@ const (
 	keepsTheDead               // the end of an app does not end its session
 	ignoresMinHold             // the store does not know min_hold
 	freesDetached              // what is detached is free too soon
+	entersUnasked              // an app enters its own hold again, and has not asked for that
 )
 
 // world is what one seed makes.
