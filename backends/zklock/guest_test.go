@@ -38,11 +38,43 @@ func TestGuestLeaves(t *testing.T) {
 	if err := l.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// A machine that stands still ends so short a session, and then one answer is lost.
-	eventually(t, "it can be asked without a lease again", func() error {
+	if _, err := b.Get(t.Context(), "r"); err != nil {
+		t.Errorf("without a lease again: %v", err)
+	}
+}
+
+// TestGuestWhoseSessionEnds: a look is under way while the servers cannot be reached, and they end the session
+// that it is made through. It is made through another one.
+func TestGuestWhoseSessionEnds(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	way, url := newRoad(t, s.URL())
+	b := openAt(t, url+"/guest-ends?timeout=60s")
+	t.Cleanup(func() { _ = b.Close() })
+	b.guestTimeout = 3 * time.Second
+	if _, err := b.Get(t.Context(), "r"); err != nil {
+		t.Fatal(err)
+	}
+	server := way.servers()[0]
+	way.set(func(r *road) { r.shut = server })
+	way.sever()
+	looked := make(chan error, 1)
+	go func() {
 		_, err := b.Get(t.Context(), "r")
+		looked <- err
+	}()
+	c := stranger(t, s.URL())
+	eventually(t, "its session has ended", func() error {
+		leases, _, err := c.Children(b.tree.leases())
+		if err == nil && len(leases) > 0 {
+			err = fmt.Errorf("leases %v", leases)
+		}
 		return err
 	})
+	way.set(func(r *road) { r.shut = "" })
+	if err := <-looked; err != nil {
+		t.Error(err)
+	}
 }
 
 // TestNobodyWaitsForTheGuestOfAnother: servers accept connections and nothing more. Who gives

@@ -235,13 +235,9 @@ func (b *Backend) SetHandle(ctx context.Context, r lock.Resource, key lock.Handl
 	if err != nil {
 		return lock.Detached{}, err
 	}
-	t, err := b.askThrough(ctx)
-	if err != nil {
-		return lock.Detached{}, err
-	}
 	var d lock.Detached
 	var ending bool // a request to end it had no answer
-	err = insist(ctx, func() error {
+	err = b.ask(ctx, func(t *leaseNode) error {
 		for ctx.Err() == nil {
 			h, err := t.handleOf(ctx, r, path, key)
 			switch {

@@ -99,14 +99,8 @@ func (b *Backend) ReadRecord(ctx context.Context, r lock.Resource) (rec lock.Rec
 
 // onRecords does something through a session, again where an answer is lost.
 func (b *Backend) onRecords(ctx context.Context, what string, do func(*leaseNode) error) error {
-	t, err := b.askThrough(ctx)
-	if err != nil {
-		return err
-	}
-	err = insist(ctx, func() error { return do(t) })
+	err := b.ask(ctx, do)
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(err, lock.ErrRecordChanged):
 		return fmt.Errorf("%s: %w", what, err)
 	}

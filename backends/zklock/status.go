@@ -24,12 +24,8 @@ func (b *Backend) Get(ctx context.Context, r lock.Resource) (lock.Status, error)
 	if err != nil {
 		return lock.Status{}, err
 	}
-	t, err := b.askThrough(ctx)
-	if err != nil {
-		return lock.Status{}, err
-	}
 	var st lock.Status
-	err = insist(ctx, func() (err error) { st, err = b.statusOf(ctx, t, r, path); return err })
+	err = b.ask(ctx, func(t *leaseNode) (err error) { st, err = b.statusOf(ctx, t, r, path); return err })
 	if err != nil {
 		return lock.Status{}, unavailable("get lock", err)
 	}
@@ -200,12 +196,8 @@ func (b *Backend) heldHere(id lock.HoldID, now time.Duration) (time.Duration, bo
 // List implements lock.Backend.
 func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
 	limit := p.Most()
-	t, err := b.askThrough(ctx)
-	if err != nil {
-		return nil, err
-	}
 	var out []lock.Status
-	err = insist(ctx, func() (err error) { out, err = b.list(ctx, t, prefix, p.After, limit); return err })
+	err := b.ask(ctx, func(t *leaseNode) (err error) { out, err = b.list(ctx, t, prefix, p.After, limit); return err })
 	if err != nil {
 		return nil, unavailable("list locks", err)
 	}

@@ -89,7 +89,7 @@ func (b *Backend) askThrough(ctx context.Context) (*leaseNode, error) {
 	case <-ctx.Done():
 		return nil, unavailable("open session", context.Cause(ctx))
 	}
-	if b.guest != nil && b.guest.s.Err() == nil && b.guest.s.Idle() < b.guestTimeout/2 {
+	if b.guest != nil && b.guest.s.Fresh() {
 		return b.guest, nil
 	}
 	_ = b.closeGuest(ctx) // what it does not reach ends by its timeout
@@ -109,6 +109,21 @@ func (b *Backend) askThrough(ctx context.Context) (*leaseNode, error) {
 	return t, nil
 }
 
+// ask carries out what may be repeated: again where answers are lost, and through another session where that
+// one has ended, as it may have before this call.
+func (b *Backend) ask(ctx context.Context, do func(*leaseNode) error) error {
+	for tries := 1; ; tries++ {
+		t, err := b.askThrough(ctx)
+		if err != nil {
+			return err
+		}
+		err = insist(ctx, func() error { return do(t) })
+		if !errors.Is(err, zksession.ErrExpired) && !errors.Is(err, zksession.ErrClosed) || tries == maxLost || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
 // afterwards bounds what is tidied up for a call after its end.
 func (b *Backend) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), b.cfg.timeout)
@@ -125,15 +140,7 @@ func (b *Backend) closeGuest(ctx context.Context) error {
 
 // Ping implements lock.Backend.
 func (b *Backend) Ping(ctx context.Context) error {
-	s, err := b.askThrough(ctx)
-	if err != nil {
-		return err
-	}
-	err = insist(ctx, func() error { return s.s.Do(ctx, zksession.Get(s.path)) })
-	if err != nil {
-		return unavailable("ping ZooKeeper", err)
-	}
-	return nil
+	return unavailable("ping ZooKeeper", b.ask(ctx, func(t *leaseNode) error { return t.s.Do(ctx, zksession.Get(t.path)) }))
 }
 
 // Close implements lock.Backend.
@@ -174,8 +181,11 @@ func (b *Backend) setKnown(path string, there bool) {
 	b.known[path] = struct{}{}
 }
 
-// unavailable makes an error of the driver an unknown outcome.
+// unavailable makes an error of the driver an unknown outcome. One that is that already stays as it is.
 func unavailable(what string, err error) error {
+	if err == nil || errors.Is(err, lock.ErrUnavailable) {
+		return err
+	}
 	hint := ""
 	if errors.Is(err, zksession.ErrNoAuth) {
 		hint = " (the user in the store's URL may not do that)"

@@ -171,11 +171,12 @@ func (s *Session) ID() int64 {
 	return s.id
 }
 
-// Idle is for how long nothing has been asked for.
-func (s *Session) Idle() time.Duration {
+// Fresh reports whether it lives, and was asked for something within the half of its timeout: then it
+// does not end for lack of requests meanwhile.
+func (s *Session) Fresh() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Since(s.asked)
+	return s.err == nil && time.Since(s.asked) < s.timeout/2
 }
 
 // Done is closed when the session is over, for whatever reason.
