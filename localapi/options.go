@@ -32,6 +32,7 @@ type Options struct {
 	Store   func() string // the store's URL without secrets, told by GetInfo; default: nothing
 	Metrics http.Handler  // behind /metrics; default: not found
 	Tracer  Tracer        // default: none
+	Failed  func(error)   // told why a call failed, before that gets the form of the API; default: nobody
 	Logger  hclog.Logger  // default: none
 	Clock   lock.Clock    // default lock.BootTime; must be the Manager's
 }

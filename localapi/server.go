@@ -275,6 +275,9 @@ func (s *Server) explain(ctx context.Context, method string, err error) *statusp
 	if errors.Is(err, context.Canceled) && errors.Is(context.Cause(ctx), session.ErrDraining) {
 		err = session.ErrDraining
 	}
+	if s.o.Failed != nil {
+		s.o.Failed(err)
+	}
 	st := toStatus(err)
 	switch {
 	case errors.Is(err, errGone):

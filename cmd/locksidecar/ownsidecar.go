@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends"
@@ -19,7 +19,7 @@ type ownSidecar struct {
 	task   *task
 	dir    string
 	socket string
-	store  *telling
+	why    atomic.Pointer[error] // the store is unavailable, for the last call of which it was
 }
 
 // startOwnSidecar starts a sidecar on a private socket. It stops by stop. Without
@@ -40,7 +40,11 @@ func startOwnSidecar(ctx context.Context, f *storeFlags, log *logFlags, io strea
 	if err != nil {
 		return nil, fmt.Errorf("make a directory for the socket: %w", err)
 	}
-	own := &ownSidecar{dir: dir, socket: filepath.Join(dir, "socket"), store: &telling{}}
+	own := &ownSidecar{dir: dir, socket: filepath.Join(dir, "socket")}
+	var wrap func(lock.Backend) lock.Backend
+	if !leases {
+		wrap = lookAt
+	}
 	side, err := newSidecar(ctx, sidecarOptions{
 		store:      store,
 		ttl:        f.ttl,
@@ -51,7 +55,8 @@ func startOwnSidecar(ctx context.Context, f *storeFlags, log *logFlags, io strea
 		logger:     logger,
 		stderr:     io.err,
 		noLeases:   !leases,
-		wrap:       own.store.wrap,
+		wrap:       wrap,
+		failed:     own.failed,
 	})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
@@ -74,63 +79,84 @@ func (o *ownSidecar) stop() error {
 	return errors.Join(o.task.stop(), os.RemoveAll(o.dir))
 }
 
-// because says why the store is unavailable, in place of where to read it.
+// because says why the store is unavailable, in place of where to read it. The API does not pass on what
+// drivers say; here it is for the one who named the store.
 func (o *ownSidecar) because(err error) error {
-	if why := o.store.reason(); why != nil && errors.Is(err, client.ErrStoreUnavailable) {
-		return why
+	if why := o.why.Load(); why != nil && errors.Is(err, client.ErrStoreUnavailable) {
+		return *why
 	}
 	return err
 }
 
-// lookLimit bounds a look at a store that does not answer.
-const lookLimit = 10 * time.Second
-
-// telling is a store that remembers why it could not be looked at. The API does not
-// pass on what drivers say; here it is for the one who named the store.
-type telling struct {
-	lock.Backend
-	mu  sync.Mutex
-	why error // of the last call; nil: it was answered
+// failed notes why a call has failed.
+func (o *ownSidecar) failed(err error) {
+	if errors.Is(err, lock.ErrUnavailable) {
+		o.why.Store(&err)
+	}
 }
 
-func (t *telling) wrap(b lock.Backend) lock.Backend {
-	t.Backend = b
-	return t
-}
+// A look is made again where the store does not answer: a server may be slow to take a connection. A refusal
+// that will not change is told after less than a second.
+const (
+	lookLimit = 10 * time.Second
+	lookTries = 4
+	lookPause = 100 * time.Millisecond // it doubles
+)
 
-// Unwrap gives the Backend behind it, for lock.RecordsOf.
-func (t *telling) Unwrap() lock.Backend { return t.Backend }
-
-func (t *telling) note(err error) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.why = err
-	return err
-}
-
-func (t *telling) reason() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.why
-}
-
-// Get implements lock.Backend.
-func (t *telling) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
+// look makes one.
+func look[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookLimit)
 	defer cancel()
-	st, err := t.Backend.Get(ctx, r)
-	return st, t.note(err)
+	for tries, pause := 1, lookPause; ; tries, pause = tries+1, 2*pause {
+		found, err := f(ctx)
+		var partial *lock.PartialError // has waited for the others already
+		if !errors.Is(err, lock.ErrUnavailable) || errors.As(err, &partial) || tries == lookTries {
+			return found, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return found, err
+		}
+	}
+}
+
+// looking is a store that is looked at by look.
+type looking struct{ lock.Backend }
+
+// lookAt gives it, with records where the store has them.
+func lookAt(b lock.Backend) lock.Backend {
+	if records, ok := lock.RecordsOf(b); ok {
+		return lookingAtRecords{looking{b}, records}
+	}
+	return looking{b}
+}
+
+// Unwrap gives the Backend behind it, for lock.HandlesOf.
+func (l looking) Unwrap() lock.Backend { return l.Backend }
+
+// Get implements lock.Backend.
+func (l looking) Get(ctx context.Context, r lock.Resource) (lock.Status, error) {
+	return look(ctx, func(ctx context.Context) (lock.Status, error) { return l.Backend.Get(ctx, r) })
 }
 
 // List implements lock.Backend.
-func (t *telling) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookLimit)
-	defer cancel()
-	list, err := t.Backend.List(ctx, prefix, p)
-	return list, t.note(err)
+func (l looking) List(ctx context.Context, prefix string, p lock.Page) ([]lock.Status, error) {
+	return look(ctx, func(ctx context.Context) ([]lock.Status, error) { return l.Backend.List(ctx, prefix, p) })
 }
 
-// ForceRelease implements lock.Backend.
-func (t *telling) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
-	return t.note(t.Backend.ForceRelease(ctx, r, id, grace))
+// lookingAtRecords is that with records.
+type lookingAtRecords struct {
+	looking
+	lock.Records
+}
+
+// ReadRecord implements lock.Records.
+func (l lookingAtRecords) ReadRecord(ctx context.Context, r lock.Resource) (lock.Record, error) {
+	return look(ctx, func(ctx context.Context) (lock.Record, error) { return l.Records.ReadRecord(ctx, r) })
+}
+
+// ListRecords implements lock.Records.
+func (l lookingAtRecords) ListRecords(ctx context.Context, prefix string, p lock.Page) ([]lock.NamedRecord, error) {
+	return look(ctx, func(ctx context.Context) ([]lock.NamedRecord, error) { return l.Records.ListRecords(ctx, prefix, p) })
 }

@@ -51,6 +51,7 @@ type sidecarOptions struct {
 	stderr     io.Writer                       // for spans on the console
 	noLeases   bool                            // only look at the store
 	wrap       func(lock.Backend) lock.Backend // nil: the store as it is
+	failed     func(error)                     // as in localapi.Options
 }
 
 // sidecar is the whole of it, wired together.
@@ -130,6 +131,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		Version:    buildVersion(),
 		Store:      s.shards.store,
 		Metrics:    metrics.Handler(),
+		Failed:     o.failed,
 		Logger:     s.log.Named("api"),
 	}
 	if s.tracing != nil {
