@@ -1,6 +1,7 @@
 package examples
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os/exec"
@@ -47,8 +48,9 @@ func needs(t *testing.T, install string, programs ...string) {
 	}
 }
 
-// suite runs a program to its end and gives what it printed. What it has left
-// behind, such as sidecars, is ended. ok is false when its status is not 0.
+// suite runs a program to its end and gives what it printed, without its errors: they are logged, so that none
+// stands in the middle of a line of a report. What it has left behind, such as sidecars, is ended. ok is false when its
+// status is not 0.
 func suite(t *testing.T, dir string, env []string, argv ...string) (out string, ok bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), suiteLimit)
@@ -59,11 +61,16 @@ func suite(t *testing.T, dir string, env []string, argv ...string) (out string, 
 	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Cancel = end
 	cmd.WaitDelay = 5 * time.Second
-	text, err := cmd.CombinedOutput()
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	text, err := cmd.Output()
 	if cmd.Process != nil {
 		_ = end() // nobody is left, or should have been
 	}
 	var status *exec.ExitError
+	if errs.Len() > 0 {
+		t.Logf("its errors:\n%s", &errs)
+	}
 	if err != nil && (!errors.As(err, &status) || ctx.Err() != nil) {
 		t.Fatalf("run %s: %v\n%s", strings.Join(argv, " "), err, text)
 	}

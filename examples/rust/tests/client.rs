@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::pin::Pin;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{mpsc, Arc, Mutex};
 use std::task::{Context, Poll, Wake};
@@ -375,7 +376,15 @@ mod memory {
     }
 }
 
+/// In a process of its own: the others here need threads.
 fn no_threads() {
+    let alone = Command::new(std::env::current_exe().unwrap()).arg(NO_THREADS).output().unwrap();
+    assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
+}
+
+const NO_THREADS: &str = "no-threads";
+
+fn alone_without_threads() {
     let sidecar = Sidecar::new();
     let client = sidecar.client();
     let (told, hears) = mpsc::channel();
@@ -622,9 +631,10 @@ fn frozen() {
 }
 
 fn main() {
-    if let [_, what, system, uid] = &std::env::args().collect::<Vec<_>>()[..] {
-        assert_eq!(what, "find");
-        return find(system, uid.parse().unwrap());
+    match &std::env::args().collect::<Vec<_>>()[..] {
+        [_, what, system, uid] if what == "find" => return find(system, uid.parse().unwrap()),
+        [_, what] if what == NO_THREADS => return alone_without_threads(),
+        _ => (),
     }
     tap(vec![
         test("what is dropped is released, or given up", dropped),
