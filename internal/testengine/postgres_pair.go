@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -141,12 +142,23 @@ func (p *postgresPair) FailOver(ctx context.Context, d Data) error {
 	return p.Start(ctx)
 }
 
+// promotePostgres makes a replica a primary. What it applies in that moment may cancel the request, and the look.
 func promotePostgres(ctx context.Context, n *node) error {
-	if err := postgresExec(ctx, n.Addr(), "SELECT pg_promote(true, 30)"); err != nil {
+	const promoted = "DO $$ BEGIN IF pg_is_in_recovery() THEN RAISE 'it is still a replica'; END IF; END $$"
+	ctx, cancel := context.WithTimeout(ctx, promotion)
+	defer cancel()
+	err := poll(ctx, func() error {
+		asked := postgresExec(ctx, n.Addr(), "SELECT CASE WHEN pg_is_in_recovery() THEN pg_promote(false) END")
+		return errors.Join(asked, postgresExec(ctx, n.Addr(), promoted))
+	})
+	if err != nil {
 		return fmt.Errorf("promote the replica: %w", err)
 	}
 	return nil
 }
+
+// promotion bounds how long that takes.
+const promotion = 30 * time.Second
 
 // PostgresReplica is a road to the replica of a pair, which takes no writes.
 func PostgresReplica(t testing.TB, s Server) *Proxy {
