@@ -48,7 +48,7 @@ func (l *lease) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.Hand
 		return leasekit.Withdrawn{Found: o.found}, nil
 	}
 	if o.kept > 0 {
-		l.b.lapsesIn(lapse{w.Resource, o.id, l.id, o.kept}, ttl)
+		l.b.lapsesIn(lapse{w.Resource, o.id, l.id, o.kept}, o.left)
 	}
 	return leasekit.Withdrawn{Found: o.found}, nil
 }
@@ -83,7 +83,7 @@ func (b *Backend) SetHandle(ctx context.Context, r lock.Resource, key lock.Handl
 		return lock.Detached{}, err
 	}
 	if o.kept > 0 {
-		b.lapsesIn(lapse{r, o.id, o.lease, o.kept}, ttl)
+		b.lapsesIn(lapse{r, o.id, o.lease, o.kept}, o.left)
 	}
 	return lock.Detached{ID: lock.HoldID(o.id), Mode: o.mode, Fence: o.fence()}, nil
 }
@@ -163,9 +163,6 @@ func (s *state) detach(o *op, m *member) {
 		}
 		s.remove(o, m)
 	}
-	if k := s.kept[o.id]; k != nil && o.found {
-		o.kept = k.generation()
-	}
 	if o.unsure {
 		s.bumped[o.lease] = true
 	}
@@ -185,7 +182,7 @@ func (s *state) attach(o *op, m *member) {
 	case k == nil || k.Had != o.lease || s.over(k): // asked again, too late; or a copy, and it is the lease's still
 		o.err = lock.ErrNoHandle
 	default:
-		o.granted, o.left, o.kept = m.granted, s.left(k), k.generation()
+		o.granted = m.granted
 	}
 }
 
@@ -217,7 +214,7 @@ func (s *state) take(o *op) {
 	k.Lease, k.Had, k.Until, k.Loose = keptLease, m.Lease, was.Until, true
 	s.kept[m.ID] = k
 	s.begin(k)
-	o.granted, o.left = m.granted, s.left(k)
+	o.granted = m.granted
 }
 
 // takeAway takes a hold from its lease, which learns of it.

@@ -122,6 +122,79 @@ func TestExtendedWhileOthersCount(t *testing.T) {
 	})
 }
 
+// lagging is a road on which each request takes a while.
+type lagging struct{ *road }
+
+func (r lagging) Do(ctx context.Context, x Txn) (Result, error) {
+	time.Sleep(10 * time.Millisecond)
+	return r.road.Do(ctx, x)
+}
+
+// Two move the end of a hold through one sidecar, and one transaction carries out both. What the last one has set counts.
+func TestTwoMoveTheEndAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		_, l, _ := clocked(t, m, 0)
+		q := request("r")
+		mustHave(t, l, q)
+		key := detach(t, l, q, time.Minute)
+		born := time.Now().Add(-time.Hour)
+		r, writes := &road{m: m}, 0
+		r.copy = func(x Txn) bool {
+			if len(x.Then) > 0 {
+				writes++
+			}
+			return false
+		}
+		b := Open(lagging{r}, Options{Timeout: time.Second, Clock: func() time.Duration { return time.Since(born) }})
+		defer b.Close()
+		var movers sync.WaitGroup
+		for _, ttl := range []time.Duration{2 * time.Second, time.Hour} {
+			movers.Go(func() {
+				if _, err := b.SetHandle(t.Context(), "r", key, ttl); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(time.Millisecond) // they come one after the other
+		}
+		time.Sleep(5 * time.Millisecond)
+		b.submit("r", &op{kind: opSettle}) // while this is under way
+		movers.Wait()
+		if writes != 1 {
+			t.Errorf("%d transactions have moved it, want one", writes)
+		}
+		time.Sleep(time.Minute)
+		if !isTaken(t, l, "r") {
+			t.Error("broken law: it is over, and was to last for an hour")
+		}
+		time.Sleep(time.Hour)
+		nothingLeft(t, m)
+	})
+}
+
+// Somebody has moved the end of a hold, and then it is detached again, as before: a request was repeated. That changes nothing.
+func TestDetachedAgainAfterItsEndWasMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		b, l, _ := clocked(t, m, 0)
+		q := request("r")
+		mustHave(t, l, q)
+		key := detach(t, l, q, 2*time.Second)
+		if _, err := b.SetHandle(t.Context(), "r", key, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.(lock.Detacher).Detach(t.Context(), q.Resource, q.ID, key, 2*time.Second); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		if !isTaken(t, l, "r") {
+			t.Error("broken law: it is over, and was to last for an hour")
+		}
+		time.Sleep(time.Hour)
+		nothingLeft(t, m)
+	})
+}
+
 // Each request that changes something is carried out a second time, later: after its lease has given it up, and others have done
 // something. It changes nothing any more.
 func TestLateCopiesOfDetached(t *testing.T) {

@@ -168,6 +168,19 @@ func (s *state) lapse(o *op) {
 	}
 }
 
+// noteKept notes what is kept of what was asked for. That is as all requests of the transaction have left it: another one of them may have
+// moved its end. revision is that of the write, if there was one.
+func (s *state) noteKept(ops []*op, revision int64) {
+	for _, o := range ops {
+		if k := s.kept[o.id]; k != nil && k.Had == o.lease {
+			o.kept, o.left = k.generation(), s.left(k)
+			if o.kept == 0 {
+				o.kept = revision
+			}
+		}
+	}
+}
+
 // lapse is what is kept, and whose time is counted here.
 type lapse struct {
 	name      lock.Resource

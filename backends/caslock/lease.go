@@ -125,7 +125,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	}
 	l.stopWaiting(q.ID)
 	if o.kept > 0 {
-		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, q.MinHold)
+		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, o.left)
 	}
 	return leasekit.Answer{Granted: true, Fence: o.fence()}, nil
 }

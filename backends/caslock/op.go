@@ -34,8 +34,8 @@ type op struct {
 	err error
 	granted
 	queued   bool          // opAsk: it waits; opForce: the hold is still there
-	kept     int64         // opAsk, opDetach, opAttach, opHandle: the generation of what is kept of it; 0: nothing is
-	left     time.Duration // opAttach: for how long that is not over
+	kept     int64         // opAsk, opDetach, opAttach, opHandle: the generation of what is kept of it in the end; 0: nothing is
+	left     time.Duration // for how long that is not over, at most
 	had      string        // opDetach: the lease that has it, or had it last, where that is another one
 	found    bool
 	position int

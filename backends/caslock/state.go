@@ -256,9 +256,6 @@ func (s *state) ask(o *op, m *member) {
 		s.write(m)
 		s.keep(m, o.span, "")
 	}
-	if k := s.keptOf(m); k != nil {
-		o.kept = k.generation()
-	}
 }
 
 func (s *state) withdraw(o *op, m *member) {

@@ -38,11 +38,12 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 			continue
 		}
 		for _, o := range ops {
-			o.err, o.found, o.queued, o.granted, o.kept, o.had = nil, false, false, granted{}, 0, ""
+			o.err, o.found, o.queued, o.granted, o.kept, o.left, o.had = nil, false, false, granted{}, 0, 0, ""
 			s.apply(o)
 		}
 		t := s.txn(conds)
 		if len(t.Then) == 0 {
+			s.noteKept(ops, 0)
 			return s, nil
 		}
 		r, err := b.do(ctx, command, t)
@@ -55,10 +56,8 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 			}
 			for _, o := range ops {
 				o.settle(r.Revision)
-				if k := s.kept[o.id]; k != nil && o.kept == 0 {
-					o.kept = r.Revision
-				}
 			}
+			s.noteKept(ops, r.Revision)
 			return s, nil
 		}
 	}
