@@ -31,43 +31,86 @@ type store struct {
 	cfg config
 
 	mu      sync.Mutex
-	at      int     // whose turn it is
-	turn    *member // the connection to that one; nil: not made yet
+	at      int      // whose turn it is
+	turn    *member  // the connection to that one; nil: not made yet
+	joining *joining // what makes it; nil: nothing does
 	retired []*member
 	closed  bool
+
+	background context.Context // ends with Close
+	stop       context.CancelFunc
+	joins      sync.WaitGroup
+}
+
+// joining is a connection that is being made.
+type joining struct {
+	over   chan struct{} // closed when that has ended
+	member *member
+	err    error
 }
 
 var _ caslock.Store = (*store)(nil)
 
-func newStore(cfg config) *store { return &store{cfg: cfg} }
+func newStore(cfg config) *store {
+	s := &store{cfg: cfg}
+	s.background, s.stop = context.WithCancel(context.Background())
+	return s
+}
 
 // maxRetired is how many connections to members are kept for requests under way.
 const maxRetired = 2
 
 var errClosed = errors.New("the store is closed")
 
-// member gives a connection to the member whose turn it is.
+// member gives a connection to the member whose turn it is. Who asks first makes it, for all who come meanwhile; it goes
+// on without them.
 func (s *store) member(ctx context.Context) (*member, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, errClosed
-	}
-	if s.turn != nil {
+	if s.closed || s.turn != nil {
+		defer s.mu.Unlock()
+		if s.closed {
+			return nil, errClosed
+		}
 		return s.turn, nil
 	}
-	m, err := newMember(s.cfg.addrs[s.at%len(s.cfg.addrs)], s.cfg)
+	j := s.joining
+	if j == nil {
+		j = &joining{over: make(chan struct{})}
+		s.joining = j
+		addr := s.cfg.addrs[s.at%len(s.cfg.addrs)]
+		s.joins.Go(func() { s.join(addr, j) })
+	}
+	s.mu.Unlock()
+	select {
+	case <-j.over:
+		return j.member, j.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("connect: %w", context.Cause(ctx))
+	}
+}
+
+// join connects to a member. Where that fails, it is the next one's turn.
+func (s *store) join(addr string, j *joining) {
+	m, err := newMember(addr, s.cfg)
 	if err == nil && s.cfg.user != "" {
-		if err = m.login(ctx, s.cfg); err != nil {
+		if err = m.login(s.background, s.cfg); err != nil {
 			_ = m.close()
 		}
 	}
-	if err != nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer close(j.over)
+	s.joining = nil
+	switch {
+	case err != nil:
 		s.at++
-		return nil, fmt.Errorf("connect: %w", err)
+		j.err = fmt.Errorf("connect: %w", err)
+	case s.closed:
+		_ = m.close()
+		j.err = errClosed
+	default:
+		s.turn, j.member = m, m
 	}
-	s.turn = m
-	return m, nil
 }
 
 // loggedOut tells whether a request was refused because it needs another token.
@@ -183,8 +226,12 @@ func (s *store) Hint(err error) string {
 // Close implements caslock.Store.
 func (s *store) Close() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.closed = true
+	s.mu.Unlock()
+	s.stop()
+	s.joins.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var errs []error
 	for _, m := range append(s.retired, s.turn) {
 		if m != nil {

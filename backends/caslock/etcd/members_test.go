@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,6 +81,36 @@ func TestWatchLeavesASilentMember(t *testing.T) {
 	case <-ready:
 	case <-time.After(patience / 2):
 		t.Errorf("the watch stays at the member that says nothing")
+	}
+}
+
+// Requests come two at a time, and the first of two members says nothing when a user logs in. Both of them turn to the other one
+// together: the second one does not turn back.
+func TestManyLeaveASilentMember(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	server := testengine.New(t, testengine.Etcd)
+	authenticate(t, server)
+	s := storeAt(t, "sidecar:s%40cret@"+silent.Addr().String()+","+testengine.Nodes(t, server)[0].Addr(), "?timeout=3s")
+	var answered atomic.Int32
+	for end := time.Now().Add(patience / 2); answered.Load() == 0; {
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Second, caslock.ErrNoAnswer)
+				defer cancel()
+				if _, err := s.Do(ctx, look); err == nil {
+					answered.Add(1)
+				}
+			})
+		}
+		if both.Wait(); time.Now().After(end) {
+			t.Fatal("the member that answers is not asked")
+		}
 	}
 }
 
