@@ -24,6 +24,7 @@ type Backend struct {
 	clock lock.Clock
 	wall  func() time.Time // for people, and for the end of records
 
+	turns  chan struct{} // has a value for each that is taken
 	deskMu sync.Mutex
 	desks  map[lock.Resource]*desk
 
@@ -52,7 +53,7 @@ func Open(s Store, o Options) *Backend {
 	}
 	b := &Backend{
 		store: s, o: o, clock: o.Clock, wall: time.Now, desks: make(map[lock.Resource]*desk),
-		leases: make(map[string]*lease), sweeping: make(map[string]bool),
+		leases: make(map[string]*lease), sweeping: make(map[string]bool), turns: make(chan struct{}, turns),
 	}
 	b.background, b.stop = context.WithCancel(context.Background())
 	return b

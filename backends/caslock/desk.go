@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
@@ -15,6 +17,40 @@ import (
 // each other's transactions, and thousands who wait for one resource share their trips.
 type desk struct {
 	waiting []*op
+	tries   int           // how often other sidecars have overtaken the transaction of those in front
+	hurry   chan struct{} // has a value when somebody has come who is not to wait long
+}
+
+const (
+	// turns is how many desks, and other requests of apps, the store is asked by at a time. A store that gets thousands at once
+	// answers none of them in time, and no heartbeat either: those wait for no turn.
+	turns = 64
+	// A transaction that is overtaken crowded times waits a moment before it begins again: up to a millisecond, and twice as long
+	// each time, up to longest. Otherwise hundreds of sidecars at one resource keep each other, and the store, from getting
+	// anything done. Who asks for nothing new there, as who releases, waits up to shortly: then others can go on.
+	crowded          = 2
+	shortly, longest = 20 * time.Millisecond, 4 * time.Second
+)
+
+// takeTurn waits for a turn. The error is why ctx has ended.
+func (b *Backend) takeTurn(ctx context.Context) error {
+	select {
+	case b.turns <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (b *Backend) endTurn() { <-b.turns }
+
+// inTurn is do of a request that is made for an app, and about no resource's head.
+func (b *Backend) inTurn(ctx context.Context, command string, t Txn) (Result, error) {
+	if err := b.takeTurn(ctx); err != nil {
+		return Result{}, err
+	}
+	defer b.endTurn()
+	return b.do(ctx, command, t)
 }
 
 // submit carries requests about one resource out. It returns when they are done, or, for
@@ -26,12 +62,8 @@ func (b *Backend) submit(name lock.Resource, ops ...*op) {
 	for _, o := range ops {
 		o.done = make(chan struct{})
 	}
-	if d, mine := b.enter(name, ops); mine && !b.serve(name, d) { // usually that was all
-		b.routines.Go(func() {
-			for empty := false; !empty; {
-				empty = b.serve(name, d)
-			}
-		})
+	if d, mine := b.enter(name, ops); mine && !b.serveNow(name, d) { // usually that was all
+		b.routines.Go(func() { b.serveAll(name, d) })
 	}
 	for _, o := range ops {
 		if o.ctx == nil {
@@ -98,12 +130,18 @@ func (b *Backend) enter(name lock.Resource, ops []*op) (d *desk, mine bool) {
 	defer b.deskMu.Unlock()
 	d = b.desks[name]
 	if mine = d == nil; mine {
-		d = &desk{}
+		d = &desk{hurry: make(chan struct{}, 1)}
 		b.desks[name] = d
 	}
 	d.waiting = append(d.waiting, ops...)
+	if slices.ContainsFunc(ops, (*op).hurries) {
+		leasekit.Ring(d.hurry)
+	}
 	return d, mine
 }
+
+// hurries tells whether a request is not to wait long where many come together.
+func (o *op) hurries() bool { return o.kind != opAsk || o.try }
 
 // leave takes a request off a desk whose caller waits no longer, if it was not sent.
 func (b *Backend) leave(name lock.Resource, o *op) {
@@ -122,8 +160,93 @@ func (o *op) notSent() {
 	close(o.done)
 }
 
+// serveNow is serve where it is somebody's turn at once.
+func (b *Backend) serveNow(name lock.Resource, d *desk) (empty bool) {
+	select {
+	case b.turns <- struct{}{}:
+		defer b.endTurn()
+		return b.serve(name, d)
+	default:
+		return false
+	}
+}
+
+// serveAll serves a desk until it is empty.
+func (b *Backend) serveAll(name lock.Resource, d *desk) {
+	for empty := false; !empty; {
+		b.pause(d)
+		turn := b.takeTurn(b.background)
+		empty = b.serve(name, d) // without a turn the store is closed, and says so
+		if turn == nil {
+			b.endTurn()
+		}
+	}
+}
+
+// pause waits where others have overtaken those in front again and again.
+func (b *Backend) pause(d *desk) {
+	for {
+		b.deskMu.Lock()
+		tries, hurry := d.tries-crowded, slices.ContainsFunc(d.waiting, (*op).hurries)
+		b.deskMu.Unlock()
+		if tries <= 0 {
+			return
+		}
+		most := min(time.Millisecond<<min(tries, 16), longest)
+		if hurry {
+			most = min(most, shortly)
+		}
+		t := time.NewTimer(rand.N(most)) //nolint:gosec // not a secret
+		select {
+		case <-d.hurry:
+			if t.Stop(); hurry { // of who has come before
+				continue
+			}
+		case <-t.C:
+			return
+		case <-b.background.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
 // serve carries out one batch, and tells whether the desk is empty, and closed.
 func (b *Backend) serve(name lock.Resource, d *desk) (empty bool) {
+	ops := b.batch(d)
+	more, overtaken := false, false
+	if len(ops) > 0 {
+		s, err := b.transact(b.background, name, ops)
+		if overtaken = errors.Is(err, errOvertaken); !overtaken {
+			for _, o := range ops {
+				if err != nil {
+					o.err = b.unavailable(o.kind.String(), err)
+				}
+				close(o.done)
+			}
+			more = err == nil && s.more
+		}
+	}
+	b.deskMu.Lock()
+	defer b.deskMu.Unlock()
+	if overtaken {
+		d.tries++
+		d.waiting = slices.Concat(ops, d.waiting) // whose caller gives up meanwhile leaves
+	} else {
+		d.tries = 0
+	}
+	if more {
+		d.waiting = append(d.waiting, &op{kind: opSettle, done: make(chan struct{})})
+	}
+	if len(d.waiting) == 0 {
+		delete(b.desks, name)
+		return true
+	}
+	return false
+}
+
+// batch takes those off a desk whom one transaction can carry out.
+func (b *Backend) batch(d *desk) []*op {
 	b.deskMu.Lock()
 	n, keys, reads := 0, 0, 0
 	for n < min(len(d.waiting), batch) {
@@ -136,32 +259,11 @@ func (b *Backend) serve(name lock.Resource, d *desk) (empty bool) {
 	ops := slices.Clone(d.waiting[:n])
 	d.waiting = slices.Delete(d.waiting, 0, n)
 	b.deskMu.Unlock()
-	ops = slices.DeleteFunc(ops, func(o *op) bool {
+	return slices.DeleteFunc(ops, func(o *op) bool {
 		over := o.ctx != nil && o.ctx.Err() != nil
 		if over {
 			o.notSent()
 		}
 		return over
 	})
-	more := false
-	if len(ops) > 0 {
-		s, err := b.transact(b.background, name, ops)
-		for _, o := range ops {
-			if err != nil {
-				o.err = b.unavailable(o.kind.String(), err)
-			}
-			close(o.done)
-		}
-		more = err == nil && s.more
-	}
-	b.deskMu.Lock()
-	defer b.deskMu.Unlock()
-	if more {
-		d.waiting = append(d.waiting, &op{kind: opSettle, done: make(chan struct{})})
-	}
-	if len(d.waiting) == 0 {
-		delete(b.desks, name)
-		return true
-	}
-	return false
 }

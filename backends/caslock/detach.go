@@ -92,7 +92,7 @@ func (b *Backend) SetHandle(ctx context.Context, r lock.Resource, key lock.Handl
 // meanwhile, it is another one, and the request is made again.
 func (b *Backend) byHandle(ctx context.Context, r lock.Resource, key lock.HandleKey, request func(holder) *op) (*op, error) {
 	for was := (holder{}); ; {
-		answer, err := b.do(ctx, "handle", Txn{Read: []Range{{Key: handleKey(r, string(key))}}})
+		answer, err := b.inTurn(ctx, "handle", Txn{Read: []Range{{Key: handleKey(r, string(key))}}})
 		if err != nil {
 			return nil, b.unavailable("find handle", err)
 		}

@@ -60,7 +60,7 @@ func (b *Backend) leaseOf(ctx context.Context, r lock.Resource, id lock.HoldID) 
 func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.HoldID, lease string) error {
 	ends, began := time.Duration(math.MaxInt64), b.clock()
 	for {
-		answer, err := b.do(ctx, "force", Txn{Read: []Range{
+		answer, err := b.inTurn(ctx, "force", Txn{Read: []Range{
 			{Key: entryKey(lease, r, string(id))}, {Key: forcedKey(lease, r, string(id))}, {Key: leaseKey(lease)},
 		}})
 		if err != nil {

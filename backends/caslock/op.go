@@ -28,6 +28,7 @@ type op struct {
 	done chan struct{}   // closed when it was carried out, or never will be
 
 	named  string // opLapse: the id of the hold that has the key
+	tried  bool   // opRemove: to mark that it is given up, which is done once
 	marked bool   // opRemove: that it is given up stands in the store, so others may end it, too
 
 	// The result.

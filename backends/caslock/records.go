@@ -35,7 +35,7 @@ func (r record) record(now int64) lock.Record {
 
 // readRecord gives a record as it stands, and whether its time is not over.
 func (b *Backend) readRecord(ctx context.Context, r lock.Resource) (kv KV, rec record, valid bool, err error) {
-	answer, err := b.do(ctx, "record", Txn{Read: []Range{{Key: recordKey(r)}}})
+	answer, err := b.inTurn(ctx, "record", Txn{Read: []Range{{Key: recordKey(r)}}})
 	if err != nil {
 		return kv, rec, false, err
 	}
@@ -96,7 +96,7 @@ func (b *Backend) changeRecord(ctx context.Context, what string, r lock.Resource
 		if was := endKey(r, rec.Ends); kv.Version > 0 && was != end {
 			t.Then = append(t.Then, Write{Key: was, Delete: true})
 		}
-		answer, err := b.do(ctx, "record", t)
+		answer, err := b.inTurn(ctx, "record", t)
 		if err != nil {
 			return b.unavailable(what, err)
 		}
@@ -115,7 +115,7 @@ func (b *Backend) ListRecords(ctx context.Context, prefix string, p lock.Page) (
 	}
 	var found []lock.NamedRecord
 	for read.Key < read.End {
-		answer, err := b.do(ctx, "record", Txn{Read: []Range{read}})
+		answer, err := b.inTurn(ctx, "record", Txn{Read: []Range{read}})
 		if err != nil {
 			return nil, b.unavailable("list records", err)
 		}

@@ -32,7 +32,7 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 	}
 	var found []lock.Status
 	for len(found) < p.Limit && heads.Key < heads.End {
-		answer, err := b.do(ctx, "list", Txn{Read: []Range{heads}})
+		answer, err := b.inTurn(ctx, "list", Txn{Read: []Range{heads}})
 		if err != nil {
 			return nil, b.unavailable("list", err)
 		}
@@ -66,7 +66,7 @@ func (b *Backend) statuses(ctx context.Context, names []lock.Resource) ([]lock.S
 	for _, n := range names {
 		read = append(read, all(lineOf(n), startOfLine))
 	}
-	answer, err := b.do(ctx, "status", Txn{Read: read})
+	answer, err := b.inTurn(ctx, "status", Txn{Read: read})
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (b *Backend) statuses(ctx context.Context, names []lock.Resource) ([]lock.S
 		for limit := startOfLine; len(f.KVs) == limit; { // there may be more
 			limit = page
 			more := Range{Key: lines[i][len(lines[i])-1].Key + "\x00", End: after(lineOf(n)), Limit: limit}
-			answer, err := b.do(ctx, "status", Txn{Read: []Range{more}})
+			answer, err := b.inTurn(ctx, "status", Txn{Read: []Range{more}})
 			if err != nil {
 				return nil, err
 			}
@@ -122,7 +122,7 @@ func (b *Backend) living(ctx context.Context, leases map[string]bool) error {
 		for _, id := range ids {
 			read = append(read, Range{Key: leaseKey(id)})
 		}
-		answer, err := b.do(ctx, "status", Txn{Read: read})
+		answer, err := b.inTurn(ctx, "status", Txn{Read: read})
 		if err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func (b *Backend) revoked(ctx context.Context, leases map[string]bool) (map[stri
 		for _, id := range ids {
 			read = append(read, all(forcedOf(id), page))
 		}
-		answer, err := b.do(ctx, "status", Txn{Read: read})
+		answer, err := b.inTurn(ctx, "status", Txn{Read: read})
 		if err != nil {
 			return nil, err
 		}

@@ -2,11 +2,9 @@ package caslock
 
 import (
 	"context"
-	"math/rand/v2"
+	"errors"
 	"slices"
-	"time"
 
-	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -16,51 +14,48 @@ const (
 	batch, written, parts = 24, 96, MaxParts - 4
 	// brief is how many holders a refused request is told of.
 	brief = 8
-	// crowded is how often a transaction is overtaken before it waits a moment.
-	crowded = 2
 )
 
+// errOvertaken: somebody else has written about the resource meanwhile. Nothing was done.
+var errOvertaken = errors.New("another sidecar was faster")
+
 // transact carries out a batch of requests about a resource: it reads, decides, and writes
-// if nobody else has written meanwhile; else it begins again.
+// if nobody else has written meanwhile, else there is errOvertaken.
 func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (*state, error) {
 	command := ops[0].kind.String()
-	for try := 0; ; try++ {
-		if try > crowded && !leasekit.Sleep(ctx, rand.N(time.Duration(min(try, 20))*time.Millisecond)) { //nolint:gosec // not a secret
-			return nil, context.Cause(ctx)
-		}
-		s, conds, err := b.load(ctx, command, name, ops, try == 0)
-		if err != nil {
-			return nil, err
-		}
-		if rebased, err := b.rebase(ctx, command); err != nil {
-			return nil, err
-		} else if rebased {
-			continue
-		}
-		for _, o := range ops {
-			o.err, o.found, o.queued, o.granted, o.kept, o.left, o.had = nil, false, false, granted{}, 0, 0, ""
-			s.apply(o)
-		}
-		t := s.txn(conds)
-		if len(t.Then) == 0 {
-			s.noteKept(ops, 0)
-			return s, nil
-		}
-		r, err := b.do(ctx, command, t)
-		if err != nil {
-			return nil, err
-		}
-		if r.Done {
-			for lease := range s.bumped {
-				b.sawVersion(lease, r.Revision)
-			}
-			for _, o := range ops {
-				o.settle(r.Revision)
-			}
-			s.noteKept(ops, r.Revision)
-			return s, nil
-		}
+	s, conds, err := b.load(ctx, command, name, ops)
+	if err != nil {
+		return nil, err
 	}
+	if rebased, err := b.rebase(ctx, command); err != nil {
+		return nil, err
+	} else if rebased {
+		return nil, errOvertaken
+	}
+	for _, o := range ops {
+		o.err, o.found, o.queued, o.granted, o.kept, o.left, o.had = nil, false, false, granted{}, 0, 0, ""
+		s.apply(o)
+	}
+	t := s.txn(conds)
+	if len(t.Then) == 0 {
+		s.noteKept(ops, 0)
+		return s, nil
+	}
+	r, err := b.do(ctx, command, t)
+	switch {
+	case err != nil:
+		return nil, err
+	case !r.Done:
+		return nil, errOvertaken
+	}
+	for lease := range s.bumped {
+		b.sawVersion(lease, r.Revision)
+	}
+	for _, o := range ops {
+		o.settle(r.Revision)
+	}
+	s.noteKept(ops, r.Revision)
+	return s, nil
 }
 
 // sawVersion notes the version of a lease of this backend.
@@ -81,10 +76,10 @@ func (b *Backend) given(name lock.Resource, ops []*op) (t Txn) {
 	marked := make(map[string]bool)
 	for _, o := range ops {
 		l, key := b.leases[o.lease], forcedKey(o.lease, name, o.id)
-		if o.kind != opRemove || l == nil || marked[key] {
+		if o.kind != opRemove || l == nil || marked[key] || o.tried {
 			continue
 		}
-		marked[key] = true
+		marked[key], o.tried = true, true
 		t.If = append(t.If, Cond{Key: leaseKey(o.lease), Version: l.version}, Cond{Key: entryKey(o.lease, name, o.id), There: true})
 		t.Then = append(t.Then, Write{Key: key, Value: encode(forced{Grace: 1, Known: 1})})
 	}
@@ -93,11 +88,8 @@ func (b *Backend) given(name lock.Resource, ops []*op) (t Txn) {
 
 // load reads a resource, and what it has of who is asked about. conds hold as long as nobody
 // has changed that. Usually it is one trip.
-func (b *Backend) load(ctx context.Context, command string, name lock.Resource, ops []*op, first bool) (*state, []Cond, error) {
-	var t Txn
-	if first {
-		t = b.given(name, ops)
-	}
+func (b *Backend) load(ctx context.Context, command string, name lock.Resource, ops []*op) (*state, []Cond, error) {
+	t := b.given(name, ops)
 	start := startOf(ops)
 	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), start), {Key: clockKey}}
 	var leases []string

@@ -1,0 +1,201 @@
+package caslock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// busy is a road to a store that carries out one request at a time, each of which takes a millisecond.
+type busy struct {
+	*road
+	server         chan struct{} // has a value while it works
+	requests, most *atomic.Int32
+	under          atomic.Int32
+}
+
+func (r *busy) Do(ctx context.Context, x Txn) (Result, error) {
+	r.requests.Add(1)
+	if n := r.under.Add(1); n > r.most.Load() {
+		r.most.Store(n)
+	}
+	defer r.under.Add(-1)
+	r.server <- struct{}{}
+	time.Sleep(time.Millisecond)
+	<-r.server
+	return r.road.Do(ctx, x)
+}
+
+func newBusy(m *memory) *busy {
+	return &busy{road: &road{m: m}, server: make(chan struct{}, 1), requests: new(atomic.Int32), most: new(atomic.Int32)}
+}
+
+// opened is a sidecar on a road, in fake time.
+func opened(t *testing.T, s Store, o Options) (*Backend, *lease) {
+	t.Helper()
+	born := time.Now().Add(-time.Hour)
+	o.Clock = func() time.Duration { return time.Since(born) }
+	b := Open(s, o)
+	kit, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = kit.Close(context.Background())
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b, b.leases[string(kit.ID())]
+}
+
+// Thousands ask for locks of their own at the same moment. The store does not get all of that at once, and a heartbeat waits
+// behind none of those that do not yet have their turn.
+func TestHeartbeatBesideABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newBusy(newMemory())
+		_, l := opened(t, r, Options{Timeout: 2 * time.Second})
+		var apps sync.WaitGroup
+		const n = 5000
+		for i := range n {
+			apps.Go(func() {
+				a, err := l.Ask(t.Context(), request(lock.Resource(fmt.Sprint(i))))
+				if err != nil || !a.Granted {
+					t.Errorf("%+v, %v", a, err)
+				}
+			})
+		}
+		time.Sleep(500 * time.Millisecond)
+		sent := time.Now()
+		if _, err := l.Renew(t.Context(), nil); err != nil || time.Since(sent) > 2*turns*time.Millisecond {
+			t.Errorf("the heartbeat took %s: %v", time.Since(sent), err)
+		}
+		apps.Wait()
+		if most := r.most.Load(); most > turns+8 { // and the observer
+			t.Errorf("the store had %d requests at a time", most)
+		}
+	})
+}
+
+// The store falls silent. Who waits for a turn then waits no longer than its app.
+func TestNoTurnAtASilentStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &road{m: newMemory()}
+		_, l := opened(t, r, Options{Timeout: 2 * time.Second})
+		deaf := make(chan struct{})
+		r.mu.Lock()
+		r.deaf = deaf
+		r.mu.Unlock()
+		var apps sync.WaitGroup
+		began := time.Now()
+		var notSent atomic.Int32
+		const n, wait = 1000, 100 * time.Millisecond
+		for i := range n {
+			apps.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				defer cancel()
+				_, err := l.Ask(ctx, request(lock.Resource(fmt.Sprint(i))))
+				switch late := time.Since(began) - wait; {
+				case errors.Is(err, leasekit.ErrNotSent) && late <= 0:
+					notSent.Add(1)
+				case !errors.Is(err, lock.ErrUnavailable) || late > 2*time.Second:
+					t.Errorf("after %s: %v", time.Since(began), err)
+				}
+			})
+		}
+		apps.Wait()
+		if got := notSent.Load(); got != n-turns {
+			t.Errorf("%d were not sent, want %d", got, n-turns)
+		}
+		close(deaf)
+	})
+}
+
+// Very many sidecars come to one lock at the same moment, and most of what they send is overtaken. They do not wear the store out with that,
+// and the one that has the lock can release it meanwhile.
+func TestManySidecarsAtOneLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := newBusy(newMemory())
+		_, holder := opened(t, first, Options{Timeout: 2 * time.Second})
+		held := request("r")
+		if _, err := holder.Ask(t.Context(), held); err != nil {
+			t.Fatal(err)
+		}
+		const n = 200
+		leases := make([]*lease, n)
+		for i := range leases {
+			r := newBusy(first.m)
+			r.server, r.requests = first.server, first.requests
+			_, leases[i] = opened(t, r, Options{Timeout: 2 * time.Second})
+		}
+		first.requests.Store(0)
+		var apps sync.WaitGroup
+		for _, l := range leases {
+			apps.Go(func() {
+				q := request("r")
+				for {
+					_, err := l.Ask(t.Context(), q)
+					if err == nil {
+						return
+					}
+					if !errors.Is(err, lock.ErrUnavailable) {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(100 * time.Millisecond)
+		began := time.Now()
+		if _, err := holder.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "r", ID: held.ID}}); err != nil {
+			t.Error(err)
+		}
+		t.Logf("released in %s", time.Since(began))
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the release took %s", took)
+		}
+		apps.Wait()
+		t.Logf("%d requests for %d sidecars, in %s", first.requests.Load(), n, time.Since(began))
+		if got := first.requests.Load(); got > 50*n {
+			t.Errorf("%d requests for %d sidecars", got, n)
+		}
+	})
+}
+
+// Others overtake a request again and again. It ends with its app's time all the same.
+func TestOvertakenAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		r := &road{m: m}
+		_, l := opened(t, lagging{r}, Options{Timeout: 2 * time.Second})
+		overtaken := 0
+		r.mu.Lock()
+		r.copy = func(x Txn) bool {
+			if len(x.Then) > 0 && len(x.If) > 0 && x.If[0].Key == headKey("r") && overtaken < 1000 {
+				overtaken++
+				m.do(Txn{Then: []Write{{Key: headKey("r"), Value: encode(head{Mode: lock.Exclusive, Next: int64(overtaken)})}}})
+			}
+			return false
+		}
+		r.mu.Unlock()
+		const wait, trips = 500 * time.Millisecond, 50 * time.Millisecond
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		began := time.Now()
+		_, err := l.Ask(ctx, request("r"))
+		if took := time.Since(began); !errors.Is(err, leasekit.ErrNotSent) || took > wait+trips {
+			t.Errorf("after %s: %v", took, err)
+		}
+		if overtaken < crowded {
+			t.Errorf("it was overtaken %d times", overtaken)
+		}
+	})
+}
