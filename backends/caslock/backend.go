@@ -37,6 +37,7 @@ type Backend struct {
 	hand     tick                 // the store's clock, as far as it is known
 	alone    bool                 // there was no other lease when the last one was opened
 	lapses   *leasekit.Due[lapse] // what is kept, and whose time is counted here; nil: nothing was
+	lapsing  map[lapse]int64      // the generations of these
 
 	background context.Context // ends with Close
 	stop       context.CancelFunc

@@ -55,13 +55,18 @@ func (l *lease) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.Hand
 
 // attach is Ask for a hold that is there.
 func (l *lease) attach(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
+	var was holder
 	o, err := l.b.byHandle(ctx, q.Resource, q.Handle, func(is holder) *op {
+		was = is
 		return &op{kind: opAttach, id: string(q.ID), lease: l.id, key: string(q.Handle), is: is, ctx: ctx, place: place{
 			ID: string(q.ID), Lease: l.id, Sidecar: l.sidecar, Mode: q.Mode, Owner: q.Owner,
 		}}
 	})
 	if err != nil {
 		return leasekit.Answer{}, err
+	}
+	if was.id != o.id {
+		l.b.lapsesNot(q.Resource, was.id, was.lease)
 	}
 	if o.kept > 0 {
 		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, o.left)
@@ -84,6 +89,8 @@ func (b *Backend) SetHandle(ctx context.Context, r lock.Resource, key lock.Handl
 	}
 	if o.kept > 0 {
 		b.lapsesIn(lapse{r, o.id, o.lease, o.kept}, o.left)
+	} else {
+		b.lapsesNot(r, o.id, o.lease)
 	}
 	return lock.Detached{ID: lock.HoldID(o.id), Mode: o.mode, Fence: o.fence()}, nil
 }

@@ -195,6 +195,38 @@ func TestDetachedAgainAfterItsEndWasMoved(t *testing.T) {
 	})
 }
 
+// Whoever moves the end of a hold again and again, and takes it over and leaves it, has it counted once, and not at all when it is gone.
+func TestEachIsCountedOnce(t *testing.T) {
+	m := newMemory()
+	b, l, _, _ := sidecar(t, m, time.Minute)
+	counted := func(want int) {
+		t.Helper()
+		if got := b.lapses.Len(); got != want || len(b.lapsing) != want {
+			t.Errorf("%d and %d times are counted, want %d", got, len(b.lapsing), want)
+		}
+	}
+	q := request("r")
+	mustHave(t, l, q)
+	key := detach(t, l, q, time.Hour)
+	for range 5 {
+		if _, err := b.SetHandle(t.Context(), "r", key, lock.MaxDetach); err != nil {
+			t.Fatal(err)
+		}
+		g, err := l.Acquire(t.Context(), attaching("r", key))
+		if err == nil {
+			err = l.Release(t.Context(), "r", g.ID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted(1)
+	}
+	if _, err := b.SetHandle(t.Context(), "r", key, 0); err != nil {
+		t.Fatal(err)
+	}
+	counted(0)
+}
+
 // Each request that changes something is carried out a second time, later: after its lease has given it up, and others have done
 // something. It changes nothing any more.
 func TestLateCopiesOfDetached(t *testing.T) {

@@ -188,7 +188,13 @@ type lapse struct {
 	gen       int64
 }
 
-// lapsesIn counts the time of what is kept.
+// of is the same, of whatever generation.
+func (c lapse) of() lapse {
+	c.gen = 0
+	return c
+}
+
+// lapsesIn counts the time of what is kept, in place of that of an earlier generation of the same.
 func (b *Backend) lapsesIn(c lapse, span time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -196,16 +202,41 @@ func (b *Backend) lapsesIn(c lapse, span time.Duration) {
 		return
 	}
 	if b.lapses == nil {
-		b.lapses = leasekit.NewDue[lapse](b.clock)
-		b.routines.Go(func() { b.lapses.Run(b.background, b.lapse) })
+		b.lapses, b.lapsing = leasekit.NewDue[lapse](b.clock), make(map[lapse]int64)
+		b.routines.Go(func() { b.lapses.Run(b.background, atATime, b.lapse) })
+	}
+	switch was := b.lapsing[c.of()]; {
+	case was > c.gen:
+		return
+	case was < c.gen:
+		b.lapses.Forget(lapse{c.name, c.id, c.lease, was})
+		b.lapsing[c.of()] = c.gen
 	}
 	b.lapses.In(c, span)
 }
 
+// lapsesNot forgets the time of what is gone.
+func (b *Backend) lapsesNot(name lock.Resource, id, lease string) {
+	c := lapse{name: name, id: id, lease: lease}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if gen, known := b.lapsing[c]; known {
+		delete(b.lapsing, c)
+		b.lapses.Forget(lapse{name, id, lease, gen})
+	}
+}
+
 func (b *Backend) lapse(c lapse) {
 	o := &op{kind: opLapse, id: c.id, lease: c.lease, gen: c.gen}
-	if b.submit(c.name, o); o.err != nil {
+	b.submit(c.name, o)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.lapsing[c.of()] != c.gen: // a later one is counted
+	case o.err != nil:
 		b.lapses.In(c, leastRound)
+	default:
+		delete(b.lapsing, c.of())
 	}
 }
 

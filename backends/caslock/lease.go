@@ -274,7 +274,7 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 	for _, task := range []func(context.Context){l.observer.Run, l.looks, l.chores} {
 		tasks.Go(func() { task(ctx) })
 	}
-	tasks.Go(func() { l.dues.Run(ctx, l.endForced) })
+	tasks.Go(func() { l.dues.Run(ctx, atATime, l.endForced) })
 	for ctx.Err() == nil {
 		missed := func() { push(leasekit.Push{Kind: leasekit.Missed}) }
 		_ = l.b.store.Watch(ctx, ownPrefix(l.id), missed, func(kv KV) { l.changed(kv, push) })

@@ -60,7 +60,7 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 		}
 	})
 	tasks.Go(func() { l.observer.Run(ctx) })
-	tasks.Go(func() { l.dues.Run(ctx, l.endForced) })
+	tasks.Go(func() { l.dues.Run(ctx, 1, l.endForced) })
 	tasks.Go(func() { l.chores(ctx) })
 	l.looks(ctx, &bell)
 	tasks.Wait()
