@@ -2,9 +2,11 @@ package caslock
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -103,5 +105,42 @@ func TestFencesAfterABackup(t *testing.T) {
 			}
 			before = after
 		}
+	}
+}
+
+// The store goes back to a backup, in which the lease has an earlier version. When that is known, the first trip of a release says again what is
+// given up.
+func TestReleaseAfterABackup(t *testing.T) {
+	m := newMemory()
+	b, kit, r, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	q := request("r")
+	mustHave(t, kit, q)
+	restore := m.backup()
+	if _, err := l.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "r", ID: "no such"}, Unsure: true}); err != nil { // which writes the lease's key
+		t.Fatal(err)
+	}
+	restore()
+	if _, err := kit.Heartbeat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	other := request("other")
+	mustHave(t, kit, other)
+	r.mu.Lock()
+	r.copy = func(x Txn) bool {
+		if slices.ContainsFunc(x.Then, func(w Write) bool { return !w.Delete && w.Key == forcedKey(l.id, "r", string(q.ID)) }) {
+			m.do(x)
+		}
+		return true // and it has no answer
+	}
+	r.mu.Unlock()
+	if err := kit.Release(t.Context(), "r", q.ID); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	r.copy = nil
+	r.mu.Unlock()
+	if _, marked := m.do(Txn{Read: []Range{{Key: forcedKey(l.id, "r", string(q.ID))}}}).Reads[0].one(); !marked {
+		t.Error("nobody but its sidecar knows that it was given up")
 	}
 }

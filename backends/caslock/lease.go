@@ -167,6 +167,9 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 		return r, err
 	}
 	if r.Stranger = stranger; stranger {
+		l.b.mu.Lock()
+		l.version = 0 // that of a backup may be an earlier one
+		l.b.mu.Unlock()
 		_, _ = l.b.rebase(ctx, "heartbeat") // what fails, the next one who grants does
 	}
 	l.observer.SawKeeper(keeperOf(answer.Reads[0]))
