@@ -31,7 +31,9 @@ func TestWorlds(t *testing.T) {
 	for i := range worlds {
 		seed := first + int64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { (&world{T: t, m: newMemory(), r: rand.New(rand.NewSource(seed))}).run() })
+			synctest.Test(t, func(t *testing.T) {
+				(&world{witness: newWitness(t), m: newMemory(), r: rand.New(rand.NewSource(seed))}).run()
+			})
 		})
 	}
 }
@@ -43,36 +45,11 @@ const (
 )
 
 type world struct {
-	*testing.T
+	*witness
 	m *memory
 
-	mu      sync.Mutex
-	r       *rand.Rand
-	healed  bool
-	relied  map[lock.HoldID]*reliance
-	lost    map[lock.HoldID]bool // that somebody was told of
-	atOnce  map[lock.HoldID]bool // by their roots: so that who has it is told afterwards
-	over    map[lock.HoldID]bool // by their roots: somebody has asked for their end, which may come at any time
-	fences  map[lock.Resource]lock.Fence
-	handles []handed
-	counts  map[string]int
-	notes   []string
-}
-
-// reliance is what somebody may rely on: as long as the lease of its sidecar lives, or until a time.
-type reliance struct {
-	r     lock.Resource
-	root  lock.HoldID // as it was granted: who attaches it has the same hold
-	mode  lock.Mode
-	slot  int
-	by    *worldSidecar // nil: nobody has it
-	until time.Time     // it is kept
-}
-
-type handed struct {
-	g    lock.Grant
-	key  lock.HandleKey
-	root lock.HoldID
+	r      *rand.Rand // w.mu guards it
+	healed bool       // and this
 }
 
 type worldSidecar struct {
@@ -86,11 +63,6 @@ type worldSidecar struct {
 	done    sync.WaitGroup
 }
 
-// note says what happens, for a world that fails. w.mu is held.
-func (w *world) note(format string, args ...any) {
-	w.notes = append(w.notes, time.Now().Format("04:05.000 ")+fmt.Sprintf(format, args...))
-}
-
 func (w *world) intn(n int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -100,9 +72,6 @@ func (w *world) intn(n int) int {
 func (w *world) upTo(d time.Duration) time.Duration { return time.Duration(w.intn(int(d))) + 1 }
 
 func (w *world) run() {
-	w.relied = make(map[lock.HoldID]*reliance)
-	w.over, w.atOnce, w.lost = make(map[lock.HoldID]bool), make(map[lock.HoldID]bool), make(map[lock.HoldID]bool)
-	w.fences, w.counts = make(map[lock.Resource]lock.Fence), make(map[string]int)
 	born := time.Now().Add(-time.Hour)
 	side := make([]*worldSidecar, 4)
 	for i := range side {
@@ -243,18 +212,6 @@ func (w *world) hears(s *worldSidecar) {
 	}
 }
 
-// told is news of a loss. w.mu is held.
-func (w *world) told(ev lock.Event) {
-	if ev.Kind != lock.Revoked && ev.Kind != lock.Vanished {
-		return
-	}
-	w.note("told %d of %s until %s", ev.Kind, ev.ID, ev.Until)
-	w.lost[ev.ID] = true
-	if h := w.relied[ev.ID]; h != nil {
-		h.by = nil
-	}
-}
-
 func (w *world) end(s *worldSidecar, clean bool) {
 	w.mu.Lock()
 	was := s.dead
@@ -278,45 +235,6 @@ func (w *world) end(s *worldSidecar, clean bool) {
 	w.mu.Lock()
 	s.dead = true
 	w.mu.Unlock()
-}
-
-// relies tells whether somebody does, at a moment. w.mu is held.
-func (w *world) relies(h *reliance, now time.Time) bool {
-	return now.Before(h.until) || h.by != nil && !w.atOnce[h.root] && now.Before(h.by.renewed.Add(worldTTL))
-}
-
-// got notes a grant; false: it came when the lease was over. w.mu is held.
-func (w *world) got(s *worldSidecar, g lock.Grant, root lock.HoldID) (h *reliance, ok bool) {
-	now := time.Now()
-	if !now.Before(s.renewed.Add(worldTTL)) {
-		return nil, false
-	}
-	h = &reliance{r: g.Resource, root: root, mode: g.Mode, slot: g.Fence.Slot(), by: s}
-	w.counts[g.Mode.String()]++
-	w.note("%s granted %s of %s to %s, root %s, slot %d, until %s", s.l.ID(), g.Mode, g.Resource, g.ID, root, g.Fence.Slot(), g.Until)
-	roots := map[lock.HoldID]bool{root: true}
-	for id, o := range w.relied {
-		switch {
-		case !w.relies(o, now):
-			if o.by == nil || o.by.dead {
-				delete(w.relied, id)
-			}
-		case o.root == root || o.r != g.Resource:
-		case o.mode.Excludes(g.Mode):
-			w.Errorf("broken law: %s of %s is granted beside %s of %s, kept for %s", g.Mode, g.ID, o.mode, id, o.until.Sub(now))
-		case o.slot == h.slot && g.Mode.Limit() > 0:
-			w.Errorf("broken law: slot %d of %s is that of %s", h.slot, g.ID, id)
-		default:
-			roots[o.root] = true
-		}
-	}
-	if limit := g.Mode.Limit(); limit > 0 && len(roots) > limit {
-		w.Errorf("broken law: %d permits of %d", len(roots), limit)
-	}
-	if w.relied[g.ID] = h; w.lost[g.ID] { // the news was quicker
-		h.by = nil
-	}
-	return h, true
 }
 
 // app does something once.
@@ -390,22 +308,6 @@ func (w *world) app(s *worldSidecar) {
 	}
 	w.lets(g.ID, time.Time{})
 	w.gone(s, q.Resource, q.ID, lock.ErrUnavailable)
-}
-
-// lets notes that somebody relies on a hold no more. w.mu is not held.
-func (w *world) lets(id lock.HoldID, until time.Time) (there bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	h := w.relied[id]
-	if h == nil || h.by == nil {
-		return false
-	}
-	w.note("%s is let go, until %s", id, until.Format("04:05.000"))
-	h.by = nil
-	if !until.IsZero() && !w.over[h.root] {
-		h.until = until
-	}
-	return true
 }
 
 // force forces the release of a hold that somebody relies on, or that is kept.
