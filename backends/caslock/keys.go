@@ -16,6 +16,7 @@ import (
 //	line/NAME 0 SEQ         a holder or a waiter, in the order in which they came
 //	own/LEASE/e/NAME 0 ID   the same, for its lease
 //	own/LEASE/f/NAME 0 ID   a forced release of it
+//	own/LEASE/c/NAME 0 ID   another lease stands behind that
 //	lease/LEASE             a lease; its version is that of its requests
 //	beat/LEASE              gets another version with each heartbeat
 //	dead/LEASE              a lease that is over, of which something may be left
@@ -90,7 +91,8 @@ type head struct {
 	Next    int64     `json:"next"`  // seq of the next request
 	// Slots of permits that are taken, a bit for each. An older sidecar forgets them when it writes the head: then
 	// they stand in the line.
-	Slots []byte `json:"slots,omitempty"`
+	Slots []byte   `json:"slots,omitempty"`
+	Last  []cohort `json:"last,omitempty"` // behind whom nobody stands yet, see cohort.go
 }
 
 // ofTheFirst stands in a head in place of a mode that older sidecars do not know how to share: it is that of the
@@ -138,6 +140,8 @@ type entry struct {
 	granted
 	Out   bool `json:"out,omitempty"`   // somebody has taken the waiter out of the line
 	Lasts bool `json:"lasts,omitempty"` // it has, or had, something that is kept beside it
+	// Several: it has a cohort, and may have been told of who stands behind it.
+	Several bool `json:"several,omitempty"`
 }
 
 // granted is the fence of a hold; neither: it waits. A fence contains the revision of the write that

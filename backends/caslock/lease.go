@@ -39,6 +39,7 @@ type lease struct {
 
 	look chan struct{} // has a value when somebody waits,
 	over chan struct{} // and when a lease was ended
+	told chan struct{} // and when others may stand behind something of the lease
 }
 
 var _ leasekit.Driver = (*lease)(nil)
@@ -50,7 +51,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		waiting: make(map[lock.HoldID]lock.Resource), lasting: make(map[lock.HoldID]bool), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1),
+		waiting: make(map[lock.HoldID]lock.Resource), lasting: make(map[lock.HoldID]bool), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	l.falls = b.fallen()
@@ -176,6 +177,9 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	clock, _ := answer.Reads[4].one()
 	l.b.sawClock(clock, false)
 	r.Entries = answer.Reads[1].Count
+	if len(answer.Reads[5].KVs) > 0 {
+		leasekit.Ring(l.told)
+	}
 	add := func(kvs []KV) error {
 		for _, kv := range kvs {
 			if p, news := l.forcedNews(kv); news {
@@ -202,7 +206,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 	t := Txn{
 		If:   []Cond{{Key: leaseKey(l.id), There: true}, {Key: beatKey(l.id), Version: known}},
 		Then: []Write{{Key: beatKey(l.id), Value: encode(leaseInfo{TTL: l.ttl.Milliseconds(), Sidecar: l.sidecar})}},
-		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page), {Key: beatKey(l.id)}, {Key: clockKey}},
+		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page), {Key: beatKey(l.id)}, {Key: clockKey}, all(toldOf(l.id), 1)},
 	}
 	answer, err = l.b.do(ctx, "heartbeat", t)
 	if err == nil && !answer.Done { // a beat has had no answer, or there is one beside this one; or the lease is over
@@ -278,8 +282,12 @@ func (l *lease) Listen(ctx context.Context, push func(leasekit.Push)) {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Go(func() { l.dues.Run(ctx, atATime, l.endForced) })
+	tasks.Go(func() { l.hearAgain(ctx, push) })
 	for ctx.Err() == nil {
-		missed := func() { push(leasekit.Push{Kind: leasekit.Missed}) }
+		missed := func() {
+			push(leasekit.Push{Kind: leasekit.Missed})
+			leasekit.Ring(l.told)
+		}
 		_ = l.b.store.Watch(ctx, ownPrefix(l.id), missed, func(kv KV) { l.changed(kv, push) })
 		leasekit.Sleep(ctx, listenAgain)
 	}
@@ -295,6 +303,8 @@ func (l *lease) changed(kv KV, push func(leasekit.Push)) {
 	rest, isEntry := strings.CutPrefix(kv.Key, entriesOf(l.id))
 	switch {
 	case kv.Version == 0:
+	case strings.HasPrefix(kv.Key, toldOf(l.id)):
+		l.hear(kv, push)
 	case isEntry:
 		name, id := refOf(rest)
 		e := decode[entry](kv)

@@ -12,7 +12,7 @@ type op struct {
 	kind   opKind
 	id     string
 	lease  string // of the hold or waiter
-	place  place  // opAsk: what is put into the line
+	place  place  // opAsk: what is put into the line; opDescribe: the owner
 	try    bool
 	grace  time.Duration // opForce
 	span   time.Duration // opAsk, opDetach, opHandle: for how long others are kept out at least; 0: as long as the hold lives
@@ -49,20 +49,21 @@ const (
 	opAsk opKind = iota
 	opRemove
 	opDowngrade
-	opDetach // take a hold off its lease
-	opAttach // put a detached hold to a lease
-	opHandle // move the end of a detached hold, or end it
-	opForce  // begin a forced release
-	opEnd    // of a hold whose grace is over
-	opSweep  // what a lease that is over has left
-	opLapse  // of what was kept for its time
-	opSettle // look at the resource
+	opDescribe // give a hold another owner
+	opDetach   // take a hold off its lease
+	opAttach   // put a detached hold to a lease
+	opHandle   // move the end of a detached hold, or end it
+	opForce    // begin a forced release
+	opEnd      // of a hold whose grace is over
+	opSweep    // what a lease that is over has left
+	opLapse    // of what was kept for its time
+	opSettle   // look at the resource
 )
 
 // String is what lock.Observe is told.
 func (k opKind) String() string {
 	return [...]string{
-		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade", opDetach: "detach", opAttach: "attach", opHandle: "handle",
+		opAsk: "acquire", opRemove: "release", opDowngrade: "downgrade", opDescribe: "describe", opDetach: "detach", opAttach: "attach", opHandle: "handle",
 		opForce: "force", opEnd: "force", opSweep: "sweep", opLapse: "lapse", opSettle: "settle",
 	}[k]
 }
@@ -80,9 +81,11 @@ func (o *op) writes() int {
 		}
 		return 2
 	case opRemove, opEnd, opSweep:
-		return 3
+		return 4
 	case opDowngrade, opLapse:
 		return 4
+	case opDescribe:
+		return 1
 	case opSettle:
 		return 0
 	case opAttach, opDetach:

@@ -112,7 +112,7 @@ func (s *state) del(key string)        { s.writes[key] = Write{Key: key, Delete:
 // write writes a hold or waiter whose whole place was read.
 func (s *state) write(m *member) {
 	s.put(lineKey(s.name, m.seq), m.written())
-	s.put(entryKey(m.Lease, s.name, m.ID), entry{Seq: m.seq, granted: m.granted, Lasts: m.lasts})
+	s.put(entryKey(m.Lease, s.name, m.ID), entry{Seq: m.seq, granted: m.granted, Lasts: m.lasts, Several: m.Several})
 }
 
 // grant makes a waiter, or who has just come, a holder.
@@ -200,6 +200,8 @@ func (s *state) apply(o *op) {
 		s.withdraw(o, m)
 	case opDowngrade:
 		s.downgrade(o, m)
+	case opDescribe:
+		s.describe(o, m)
 	case opForce:
 		s.force(o, m)
 	case opEnd:
@@ -233,6 +235,7 @@ func (s *state) ask(o *op, m *member) {
 		o.err = errOtherLimit
 		return
 	case o.try && !s.q.Free(room):
+		s.tell(o.lease)
 		o.err = lock.ErrHeld
 		return
 	default:
@@ -246,8 +249,10 @@ func (s *state) ask(o *op, m *member) {
 		if e.Held() {
 			s.grant(e)
 		} else {
+			s.tell(o.lease)
 			s.write(m)
 		}
+		s.comes(m.place)
 	}
 	o.granted, o.queued = m.granted, !m.held()
 	if _, forcing := s.forced[o.names()]; o.span > 0 && m.held() && !m.lasts && !forcing && s.kept[o.id] == nil {
@@ -288,6 +293,7 @@ func (s *state) leave(m *member) {
 		return
 	}
 	s.del(lineKey(s.name, m.seq))
+	s.goes(m)
 	if m.held() {
 		s.head.Holders--
 	} else {

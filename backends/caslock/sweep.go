@@ -54,6 +54,9 @@ func (b *Backend) sweep(ctx context.Context, id string) error {
 			return err
 		}
 	}
+	if err := b.sweepTold(ctx, id); err != nil {
+		return err
+	}
 	_, err := b.do(ctx, "sweep", Txn{Then: []Write{{Key: deadKey(id), Delete: true}}})
 	return err
 }

@@ -173,7 +173,7 @@ func (s *state) readHold(conds []Cond, h holder, found []Found) []Cond {
 	names := memberKey(h.lease, h.id)
 	if kv, has := found[0].one(); has && h.lease != keptLease && s.members[names] == nil {
 		e := decode[entry](kv)
-		s.members[names] = &member{place: place{ID: h.id, Lease: h.lease, Mode: s.head.Mode, granted: e.granted}, seq: e.Seq, out: e.Out, lasts: e.Lasts}
+		s.members[names] = &member{place: place{ID: h.id, Lease: h.lease, Mode: s.head.Mode, granted: e.granted, Several: e.Several}, seq: e.Seq, out: e.Out, lasts: e.Lasts}
 	}
 	if kv, has := found[1].one(); has {
 		s.forced[names] = decode[forced](kv)
@@ -216,7 +216,7 @@ func (l *line) add(s *state, m *member) {
 
 // window is how many waiters a transaction may grant to, beside what its requests write.
 func window(ops []*op) int {
-	n := MaxParts - 8
+	n := MaxParts - 8 - maxLast
 	for _, o := range ops {
 		n -= o.writes()
 	}
@@ -250,7 +250,7 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 		switch {
 		case o.kind == opRemove && m != nil && !m.held() && !m.out:
 			add(Range{Key: lineKey(s.name, s.head.Front), End: lineKey(s.name, m.seq), Count: true}, func(f Found) { o.position = f.Count + 1 })
-		case (o.kind == opDowngrade || o.kind == opDetach) && m != nil && m.held():
+		case (o.kind == opDowngrade || o.kind == opDetach || o.kind == opDescribe) && m != nil && m.held():
 			add(Range{Key: lineKey(s.name, m.seq)}, func(f Found) {
 				if kv, there := f.one(); there {
 					m.place = decode[place](kv)
