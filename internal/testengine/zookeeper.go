@@ -150,7 +150,10 @@ func (z zooKeeperServer) ready(ctx context.Context, n *node) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !strings.Contains(env, "user.dir="+z.dir+"\n") {
+	switch dir, complete := lineOf(env, "\nuser.dir="); {
+	case !complete: // it closes connections when it joins the others or leaves them
+		return "", errors.New("ask ZooKeeper for envi: the answer has no end")
+	case dir != z.dir:
 		return "", stop(errPortTaken)
 	}
 	state, err := zooKeeperSays(ctx, n.Addr(), "srvr")
@@ -163,6 +166,16 @@ func (z zooKeeperServer) ready(ctx context.Context, n *node) (string, error) {
 	// Zookeeper version: 3.8.0-5a02a05…, built on …
 	version, _, _ := strings.Cut(fields(state)["Zookeeper version"], "-")
 	return strings.TrimSpace(version), nil
+}
+
+// lineOf is what stands behind key to the end of its line; false: it is not there, or has no end.
+func lineOf(text, key string) (string, bool) {
+	_, rest, found := strings.Cut(text, key)
+	if !found {
+		return "", false
+	}
+	line, _, found := strings.Cut(rest, "\n")
+	return line, found
 }
 
 // keep implements program: it writes to disk before it answers.

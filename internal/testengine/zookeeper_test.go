@@ -2,7 +2,10 @@ package testengine
 
 import (
 	"errors"
+	"io"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -102,5 +105,37 @@ func testSessionExpires(t *testing.T, s Server) {
 		case <-time.After(long):
 			t.Fatal("the client was not told that its session has expired")
 		}
+	}
+}
+
+// TestUnfinishedAnswers: a server that closes the connection before it has said all, as one does that joins the
+// others, is asked again. Only one that says that it is another server has taken the port.
+func TestUnfinishedAnswers(t *testing.T) {
+	for says, taken := range map[string]bool{
+		"":                                       false,
+		"Environment:\nuser.name=root\n":         false,
+		"Environment:\nuser.dir=/tmp/oth":        false,
+		"Environment:\nuser.dir=/tmp/other\nx=y": true,
+	} {
+		ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", hostPort(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var server sync.WaitGroup
+		server.Go(func() {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.ReadFull(c, make([]byte, len("envi")))
+			_, _ = io.WriteString(c, says)
+			_ = c.Close()
+		})
+		_, err = zooKeeperServer{dir: "/tmp/this"}.ready(within(t, long), &node{port: ln.Addr().(*net.TCPAddr).Port})
+		if over := (stopped{}); err == nil || errors.As(err, &over) != taken {
+			t.Errorf("it says %q: %v; another server: %t", says, err, taken)
+		}
+		_ = ln.Close()
+		server.Wait()
 	}
 }
