@@ -139,6 +139,18 @@ var lawBreaks = []lawBreak{
 		edits: []edit{{"backends/leasekit/acquire.go", "w, err := l.withdraw(limit, e.Ref, &lock.HeldError{Cause: cause, Status: lock.Status{Resource: e.Resource}})", "w, err := Withdrawn{}, limit.Err()"}},
 	},
 	{
+		name: "OfSeveralOnlyTheLastIsKept", law: "promise_1_exclusion", plan: "Redis", finds: two,
+		edits: []edit{{"session/ledger/group.go", "\tg.taken = append(g.taken, h)\n", "\tg.taken = append(g.taken, h)\n\tl.clean(h, false)\n"}},
+	},
+	{
+		name: "TheRestOfSeveralIsFreedUntold", law: "promise_3_early_notice", plan: "Embedded", finds: two,
+		edits: []edit{{"session/ledger/group.go", "l.lapse(p, reason, max(until, l.at.Now+l.o.LostGrace), true)\n\t\t}\n", "l.lapse(p, reason, l.at.Now, true)\n\t\t}\n"}, {"session/ledger/group.go", "\tl.tell(g.head, reason)\n", ""}},
+	},
+	{
+		name: "WhoGivesUpKeepsSomeOfSeveral", law: "promise_9_nothing_is_left", plan: "Embedded", finds: notAll,
+		edits: []edit{{"session/ledger/group.go", "\tl.untaken -= g.untaken()\n\tl.dropFollowers(g.head)\n", "\tl.untaken -= g.untaken()\n"}},
+	},
+	{
 		name: "TheDeadKeepTheirLocks", law: "promise_8_no_free_lock_is_waited_for", plan: "Embedded", finds: notAll,
 		edits: []edit{{"session/ledger/ledger.go", "\t\tl.unregister(h)\n\t\tl.clean(h, true)\n", "\t\tl.unregister(h)\n"}},
 	},

@@ -1,5 +1,5 @@
 // Package app is an app process of a run: some workers that take locks through one
-// sidecar, hold, share, wait, try, cancel and re-enter, leave handles of some to workers
+// sidecar, hold, share, wait, try, cancel and re-enter, take several at once, leave handles of some to workers
 // of other apps, and write down what they were told. It is frozen and killed from outside.
 package app
 
@@ -32,7 +32,7 @@ type Order struct {
 	TTL       time.Duration // of its session; 0: none
 	MinHold   bool          // the store has min_hold
 	Permits   string        // a resource of which permits are taken, too; empty: the store has none
-	Stays     bool          // holds many locks for so long that a shard may be given up meanwhile
+	Stays     bool          // the store has shards: holds many locks for so long that one may be given up meanwhile
 	Letters   string        // the folder in which apps leave handles to each other; empty: the store has none
 }
 
@@ -100,7 +100,7 @@ type app struct {
 }
 
 func (a *app) write(r history.Record) {
-	r.App, r.Side, r.Mortal = a.Name, a.Side, a.TTL != 0
+	r.App, r.Side, r.Mortal = a.Name, a.Side, a.TTL != 0 || r.Parts != nil && a.Stays
 	a.w.Write(r)
 }
 

@@ -1,10 +1,13 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/client"
@@ -39,11 +42,15 @@ func (w *worker) work(ctx context.Context) {
 			w.next++
 		}
 	}
+	for ctx.Err() == nil && !w.take(ctx, wish{several: w.Resources, wait: forever}) { // and all at once
+		pause(ctx, again)
+	}
 }
 
 // wish is an acquire and what becomes of it.
 type wish struct {
 	resource string
+	several  []string // in place of resource: all of them, or none
 	shared   bool
 	wait     time.Duration // forever, client.NoWait, or how long
 	cancel   time.Duration // gives up after this time; 0: does not
@@ -99,10 +106,26 @@ func (w *worker) once(ctx context.Context) {
 	case n >= 85 && w.Letters != "" && q.maxHold == 0 && !q.enter:
 		q.detach = true
 	}
-	if w.Permits != "" && w.chance(20) {
+	switch n := w.rand.IntN(100); {
+	case n < 15:
+		w.takeSeveral(ctx, q)
+	case n < 35 && w.Permits != "":
 		w.takePermit(ctx, q)
-		return
+	default:
+		w.take(ctx, q)
 	}
+}
+
+// takeSeveral takes, in place of a lock, two or more in any order, all of them or none.
+func (w *worker) takeSeveral(ctx context.Context, q wish) {
+	q.several = slices.Clone(w.Resources)
+	if w.Permits != "" {
+		q.several = append(q.several, w.Permits) // as a whole
+	}
+	w.rand.Shuffle(len(q.several), func(i, j int) { q.several[i], q.several[j] = q.several[j], q.several[i] })
+	const least, most = 2, 3
+	q.several = q.several[:least+w.rand.IntN(most-least+1)]
+	q.resource, q.minHold, q.detach, q.enter = "", 0, false, false
 	w.take(ctx, q)
 }
 
@@ -141,7 +164,13 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 		defer cancel()
 	}
 	call := history.Now()
-	l, err := s.Acquire(actx, q.resource, o)
+	var l *client.Lock
+	var err error
+	if q.several != nil {
+		l, err = s.AcquireAll(actx, q.several, o)
+	} else {
+		l, err = s.Acquire(actx, q.resource, o)
+	}
 	at := history.Now()
 	if err != nil {
 		w.refused(ctx, q, err)
@@ -151,6 +180,7 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 	r := h.record(history.Granted, at)
 	r.Call, r.Shared, r.Fence, r.Until, r.Keep = call, q.shared, l.Fence, h.until(at), q.minHold
 	r.Limit, r.Slot = q.limit, l.Slot
+	r.Parts = w.parts(q, l)
 	w.write(r)
 	if q.limit != 0 && (l.Slot < 0 || l.Slot >= q.limit) {
 		w.wrong(fmt.Sprintf("a permit of %d has the slot %d", q.limit, l.Slot))
@@ -159,9 +189,22 @@ func (w *worker) take(ctx context.Context, q wish) bool {
 	return r.Until != 0
 }
 
+// parts are those of several that were granted at once: what was asked for, each once.
+func (w *worker) parts(q wish, l *client.Lock) (all []history.Part) {
+	var names []string
+	for _, p := range l.Parts {
+		all = append(all, history.Part{Resource: p.Resource, Lock: p.ID, Fence: p.Fence})
+		names = append(names, p.Resource)
+	}
+	if asked := slices.Sorted(slices.Values(q.several)); !slices.Equal(asked, names) {
+		w.wrong(fmt.Sprintf("who asked for all of %q has %q", asked, names))
+	}
+	return all
+}
+
 // refused judges a refusal: whether it can be.
 func (w *worker) refused(ctx context.Context, q wish, err error) {
-	r := history.Record{Kind: history.Refused, At: history.Now(), Resource: q.resource, Err: err.Error()}
+	r := history.Record{Kind: history.Refused, At: history.Now(), Resource: cmp.Or(q.resource, strings.Join(q.several, ", ")), Err: err.Error()}
 	switch {
 	case errors.Is(err, client.ErrLockHeld):
 		if q.wait != client.NoWait {
@@ -244,6 +287,9 @@ func (h *hold) lost(ctx context.Context) {
 	var lost *client.LostError
 	if errors.As(err, &lost) {
 		r.Reason = lost.Reason
+		if h.several != nil { // the one that was lost, where it is known
+			r.Resource = lost.Resource
+		}
 		if left := lost.GraceLeft(); left > 0 {
 			r.Until = at + left
 		}

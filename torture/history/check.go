@@ -97,14 +97,27 @@ func Wrongs(records []Record) []string {
 	return complaints
 }
 
+// Grants are how many there were between two moments.
+func Grants(records []Record, from, to time.Duration) (n int) {
+	for _, r := range records {
+		if r.Kind == Granted && from <= r.At && r.At < to {
+			n++
+		}
+	}
+	return n
+}
+
 // Count tells in a line how much has happened.
 func Count(records []Record) string {
 	n, losses := map[Kind]int{}, map[string]int{}
-	least, attached, permits := 0, 0, 0
+	least, attached, permits, several := 0, 0, 0, 0
 	for _, r := range records {
 		n[r.Kind]++
 		if r.Kind == Granted && r.Limit != 0 {
 			permits++
+		}
+		if r.Kind == Granted && r.Parts != nil {
+			several++
 		}
 		switch {
 		case r.Kind == Lost:
@@ -115,6 +128,6 @@ func Count(records []Record) string {
 			attached++
 		}
 	}
-	return fmt.Sprintf("%d grants (%d with min_hold, %d by handles, %d permits), %d refusals, %d downgrades, %d detached, %d losses %v; %d apps killed, %d forced releases, %d other faults",
-		n[Granted], least, attached, permits, n[Refused], n[Downgraded], n[Detached], n[Lost], losses, n[Killed], n[Forced], n[Fault])
+	return fmt.Sprintf("%d grants (%d with min_hold, %d by handles, %d permits, %d of several), %d refusals, %d downgrades, %d detached, %d losses %v; %d apps killed, %d forced releases, %d other faults",
+		n[Granted], least, attached, permits, several, n[Refused], n[Downgraded], n[Detached], n[Lost], losses, n[Killed], n[Forced], n[Fault])
 }

@@ -2,6 +2,7 @@ package history
 
 import (
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -231,6 +232,14 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// Grants counts those that were made within a time.
+func TestGrants(t *testing.T) {
+	records := j(x("a", 1, 1*s, 2*s, 9*s), left("a", 3*s, 3*s, 9*s), x("b", 2, 1*s, 3*s, 9*s), x("c", 3, 1*s, 4*s, 9*s))
+	if n := Grants(records, 2*s, 4*s); n != 2 {
+		t.Errorf("%d grants, and not those of a and b", n)
+	}
+}
+
 // What was written is read again, and a file that is not there is empty.
 func TestReadWhatWasWritten(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "h")
@@ -238,14 +247,14 @@ func TestReadWhatWasWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := x("a", 1, Now(), Now(), 9*s)
+	want := together("a", 1, Now(), Now(), 9*s)
 	w.Write(want)
 	w.Write(Record{Kind: Wrong, App: "a", Err: "no"})
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
 	got, err := Read(file, file+" that is not there")
-	if err != nil || len(got) != 2 || got[0] != want {
+	if err != nil || len(got) != 2 || !reflect.DeepEqual(got[0], want) {
 		t.Errorf("read %v, %v", got, err)
 	}
 	if wrongs := Wrongs(got); len(wrongs) != 1 || !strings.Contains(wrongs[0], "no") {

@@ -83,6 +83,9 @@ var told = map[string]bool{
 // that come after it; and it must be told before others are let in. After a loss with a
 // grace the app may rely on others being kept out until the grace is over.
 //
+// Several that were granted at once are as many Holds, one of each resource. When one is lost, the sidecar
+// ends all of them: it tells the app, and keeps others out of the rest for a grace.
+//
 // What the store keeps for nobody, by min_hold or a detached hold, counts as relied on: see
 // keeps. All who have a detached hold, one after the other, are one Hold: see chains.
 func Holds(records []Record, validity time.Duration) []*Hold {
@@ -98,9 +101,11 @@ func Holds(records []Record, validity time.Duration) []*Hold {
 	k := keptIn(records)
 	var all []*Hold
 	for _, b := range h.order {
-		one := b.judge(breaks, k.takeovers[b.chain()])
-		k.least(one)
-		all = append(all, one)
+		for _, p := range b.parts() {
+			one := p.judge(breaks, k.takeovers[b.chain()])
+			k.least(one)
+			all = append(all, one)
+		}
 	}
 	return k.join(all)
 }
@@ -120,6 +125,27 @@ type beliefs struct {
 	lost  *Record
 	left  time.Duration // the last look, where it was released; else 0
 }
+
+// parts are b itself, or one for each of several that were granted at once.
+func (b *beliefs) parts() []*beliefs {
+	if b.Parts == nil {
+		return []*beliefs{b}
+	}
+	var all []*beliefs
+	for _, p := range b.Parts {
+		one := *b
+		one.Resource, one.Lock, one.Fence = p.Resource, p.Lock, p.Fence
+		all = append(all, &one)
+	}
+	return all
+}
+
+// rest tells whether what is forced is another one of the parts with which h was granted.
+func (h *Hold) rest(r Record) bool {
+	return slices.ContainsFunc(h.Parts, func(p Part) bool { return p.Lock != h.Lock && p.forced(r) })
+}
+
+func (p Part) forced(r Record) bool { return r.Lock == p.Lock || inTurn(r.Fence, p.Fence) }
 
 func (h *holds) take(r Record) {
 	if b := h.of[r.Lock]; b != nil && r.Kind == Granted {
@@ -187,6 +213,9 @@ func (b *beliefs) judge(breaks []Record, takeovers []takeover) *Hold {
 		h.Ended = "released"
 		silent = min(silent, b.left)
 	}
+	if h.Parts != nil && reason == "STORE_LOST" && b.lost.Resource != h.Resource {
+		silent = 0 // the store has lost another part, and the sidecar has ended this one
+	}
 	if h.Mortal { // its sidecar may have ended it at any time, and shortened its grace
 		silent = 0
 		if reason != "SESSION_EXPIRED" {
@@ -216,6 +245,8 @@ func (b *beliefs) judge(breaks []Record, takeovers []takeover) *Hold {
 			if forced++; reason != "FORCED" || forced > 1 || r.Grace == 0 { // what runs is shortened
 				grace = min(grace, r.At+r.Grace)
 			}
+		case r.Kind == Forced && h.rest(r):
+			silent = min(silent, r.At+r.Grace)
 		default:
 			continue
 		}

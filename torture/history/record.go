@@ -83,9 +83,10 @@ type Record struct {
 	Lock     string        `json:"lock,omitempty"` // names the hold
 	Resource string        `json:"resource,omitempty"`
 	Shared   bool          `json:"shared,omitempty"`
+	Parts    []Part        `json:"parts,omitempty"`  // Granted: of several at once, in place of Resource and Fence
 	Limit    int           `json:"limit,omitempty"`  // Granted: it is one of so many permits,
 	Slot     int           `json:"slot,omitempty"`   // and this one of them
-	Mortal   bool          `json:"mortal,omitempty"` // the session has a TTL: it may end while the app is frozen
+	Mortal   bool          `json:"mortal,omitempty"` // it may end while the app is frozen: the session has a TTL, or one of several was on a shard that is away
 	Fence    int64         `json:"fence,omitempty"`
 	Call     time.Duration `json:"call,omitempty"`
 	At       time.Duration `json:"at"`
@@ -96,6 +97,13 @@ type Record struct {
 	Handle   string        `json:"handle,omitempty"` // names the handle; Granted: by which it was attached
 	Reason   string        `json:"reason,omitempty"`
 	Err      string        `json:"err,omitempty"`
+}
+
+// Part is one of several resources that were granted together.
+type Part struct {
+	Resource string `json:"resource"`
+	Lock     string `json:"lock"` // names the hold in lists; of one part it is that of the grant
+	Fence    int64  `json:"fence"`
 }
 
 // Now is the moment on the clock of all records.
