@@ -66,6 +66,8 @@ FUZZ_TIME ?= 10s
 STORE ?= .*
 FOR ?= 2m
 SEED ?= 0
+# How long each store is tortured in make test, where several are side by side, and most of the time of each is a wait.
+TORTURE_FOR ?= 20s
 KEEP ?= $(CURDIR)/bin/torture
 
 .PHONY: help
@@ -115,7 +117,10 @@ examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each s
 
 ##@ Check it
 .PHONY: test
-test: test-deps bench-build image-test release-tool-test chart-test mutate-test e2e-test torture-short test-without-race ## Run all tests, nearly all with the race detector, on real servers too
+test: test-deps ## Run all tests, nearly all with the race detector, on real servers too
+	@echo 'The torture of each store, $(TORTURE_FOR) each, beside it the tests of the tools; each prints when it is over'
+	@$(MAKE) -j 2 --output-sync=target torture-short bench-build image-test release-tool-test chart-test mutate-test e2e-test
+	@$(MAKE) test-without-race
 	@CGO_ENABLED=1 $(RUN_TESTS) --jsonfile bin/test.json \
 		--packages ./... -- -race -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
 	@scripts/broken-laws bin/test.json
@@ -154,9 +159,9 @@ torture-breaks: test-deps ## See that the torture finds each law that a sidecar 
 	cd torture && go test -v -count=1 -timeout 0 -run 'TestBreaksAreFound' . -long -keep='$(KEEP)'
 
 .PHONY: torture-short
-torture-short: test-deps ## Torture the most common stores for some seconds, a part of make test
+torture-short: test-deps ## Torture each store for some seconds, seven side by side, a part of make test
 	cd torture && $(TEST) ./app ./history ./schedule
-	cd torture && $(TEST) . -keep='$(KEEP)'
+	cd torture && $(TEST) . -for=$(TORTURE_FOR) -keep='$(KEEP)'
 
 .PHONY: model
 model: ## Check the models of the protocol with spin, and that each law can be broken

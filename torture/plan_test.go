@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"testing"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/testengine"
@@ -22,7 +21,6 @@ type plan struct {
 	// slack is for how much longer than a TTL the locks of a dead sidecar stay, or a
 	// server that has just started grants nothing.
 	slack time.Duration
-	long  bool // not among the short tests
 
 	permits  bool            // apps take permits
 	minHold  bool            // and locks with min_hold
@@ -49,13 +47,13 @@ var plans = []plan{
 		name: "RedisClock", kind: testengine.RedisFakeTime, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
 		faults: []schedule.Kind{schedule.ShiftClock, schedule.PauseStore, schedule.RestartStore},
 		// Ahead would end leases early, and docs/stores/redis.md says so.
-		shift: -500 * time.Millisecond, slack: ttl, long: true,
+		shift: -500 * time.Millisecond, slack: ttl,
 		permits: true, minHold: true, detaches: true,
 	},
 	{
 		name: "RedisSentinel", kind: testengine.RedisSentinel, options: "?" + timeout, sides: 3, apps: 6, mute: "subscribe",
-		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver, schedule.LoseOver},
-		slack:  ttl, long: true,
+		faults:  []schedule.Kind{schedule.PauseStore, schedule.FailOver, schedule.LoseOver},
+		slack:   ttl,
 		permits: true, minHold: true, detaches: true, reigns: true,
 	},
 	{
@@ -68,7 +66,6 @@ var plans = []plan{
 		name: "Shards", kind: testengine.Redis, shards: 3, options: "&" + timeout, sides: 3, apps: 6, mute: "subscribe",
 		faults:  []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.EmptyStore}, // of one shard at a time
 		slack:   ttl + 3*time.Second,                                                              // a sidecar tries to open a lease each 2 s
-		long:    true,
 		permits: true, minHold: true, detaches: true, forgets: []schedule.Kind{schedule.EmptyStore},
 	},
 	{
@@ -81,7 +78,6 @@ var plans = []plan{
 		name: "Etcd", kind: testengine.EtcdCluster, options: "?" + timeout, sides: 3, apps: 6,
 		faults:  []schedule.Kind{schedule.PauseNode, schedule.RestartNode, schedule.PauseStore, schedule.RestartStore},
 		slack:   ttl + 5*time.Second, // others look for a TTL, and a leader is elected
-		long:    true,
 		permits: true, minHold: true, detaches: true,
 	},
 	{
@@ -93,13 +89,13 @@ var plans = []plan{
 	{
 		name: "MariaDBClock", kind: testengine.MariaDBFakeTime, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
-		shift:  time.Hour, slack: ttl, long: true,
+		shift:  time.Hour, slack: ttl,
 		permits: true,
 	},
 	{
 		name: "MySQL", kind: testengine.MySQLFakeTime, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "GET_LOCK",
 		faults: []schedule.Kind{schedule.PauseStore, schedule.RestartStore, schedule.ShiftClock},
-		shift:  time.Hour, slack: ttl, long: true,
+		shift:  time.Hour, slack: ttl,
 		permits: true,
 	},
 	{
@@ -110,16 +106,8 @@ var plans = []plan{
 	},
 	{
 		name: "PostgreSQLPair", kind: testengine.PostgresPair, options: "?guard=false&" + timeout, sides: 3, apps: 6, mute: "LISTEN",
-		faults: []schedule.Kind{schedule.PauseStore, schedule.FailOver},
-		slack:  2 * ttl, long: true,
+		faults:  []schedule.Kind{schedule.PauseStore, schedule.FailOver},
+		slack:   2 * ttl,
 		permits: true, minHold: true, detaches: true, forgets: []schedule.Kind{schedule.FailOver}, // its replica lags behind
 	},
-}
-
-// skipLong leaves out what is not among the short tests.
-func (p plan) skipLong(t *testing.T) {
-	t.Helper()
-	if p.long && !*long {
-		t.Skip("only with -long, as in make torture")
-	}
 }
