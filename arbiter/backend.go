@@ -38,7 +38,12 @@ type Backend struct {
 	told   atomic.Uint64
 	parked atomic.Int64
 
+	ctx   context.Context //nolint:containedctx // ends with Close
+	stop  context.CancelFunc
+	tasks sync.WaitGroup // what Close waits for
+
 	mu     sync.Mutex
+	closed bool
 	leases map[*Lease]struct{}
 	looks  map[lock.Resource]*looks
 }
@@ -54,7 +59,19 @@ func New(b lock.Backend, o Options) *Backend {
 		o.Yielded = func(time.Duration) {}
 	}
 	o.Turns = min(o.Turns, MaxTurns)
-	return &Backend{Backend: b, o: o, leases: make(map[*Lease]struct{}), looks: make(map[lock.Resource]*looks)}
+	a := &Backend{Backend: b, o: o, leases: make(map[*Lease]struct{}), looks: make(map[lock.Resource]*looks)}
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	return a
+}
+
+// Close implements lock.Backend. Looks that are under way end, whoever waits for them.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.stop()
+	b.tasks.Wait()
+	return b.Backend.Close()
 }
 
 // Unwrap gives the Backend behind the arbiter, for lock.RecordsOf: it has no say in records.

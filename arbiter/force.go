@@ -76,6 +76,10 @@ type look struct {
 // look reads what the store has after it was called.
 func (b *Backend) look(ctx context.Context, r lock.Resource) (turned, error) {
 	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return nil, fmt.Errorf("%w: the connection to it is closed", lock.ErrUnavailable)
+	}
 	q, busy := b.looks[r]
 	if !busy {
 		q = new(looks)
@@ -85,10 +89,10 @@ func (b *Backend) look(ctx context.Context, r lock.Resource) (turned, error) {
 		q.next = &look{over: make(chan struct{})}
 	}
 	l := q.next
-	b.mu.Unlock()
 	if !busy {
-		go b.lookAll(context.WithoutCancel(ctx), r, q) // others may wait for it when this one does not any more
+		b.tasks.Go(func() { b.lookAll(context.WithoutCancel(ctx), r, q) }) // others may wait for it when this one does not any more
 	}
+	b.mu.Unlock()
 	select {
 	case <-l.over:
 		return l.all, l.err
@@ -109,7 +113,9 @@ func (b *Backend) lookAll(ctx context.Context, r lock.Resource, q *looks) {
 		}
 		b.mu.Unlock()
 		limit, cancel := context.WithTimeout(ctx, lookLimit)
+		ignore := context.AfterFunc(b.ctx, cancel)
 		st, err := b.Backend.Get(limit, r)
+		ignore()
 		cancel()
 		l.all, l.err = turnedOf(&st), err
 		close(l.over)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -262,6 +263,51 @@ func TestForcedWithoutALook(t *testing.T) {
 		}
 		if synctest.Wait(); len(b.looks) > 0 {
 			t.Errorf("left %v", b.looks)
+		}
+	})
+}
+
+// mute is a store that does not answer.
+type mute struct {
+	lock.Backend
+	asked, over atomic.Int32
+}
+
+func (m *mute) Get(ctx context.Context, _ lock.Resource) (lock.Status, error) {
+	m.asked.Add(1)
+	<-ctx.Done()
+	m.over.Add(1)
+	return lock.Status{}, lock.ErrUnavailable
+}
+
+func (*mute) Close() error { return nil }
+
+// TestCloseEndsLooks: a look for a forced release goes on when who has asked does not wait any more. It ends with the arbiter,
+// and is over when Close returns.
+func TestCloseEndsLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &mute{}
+		b := New(store, Options{Turns: 9})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := b.ForceRelease(ctx, "r", "id", 0); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+		waits := make(chan error, 1)
+		go func() { waits <- b.ForceRelease(t.Context(), "s", "id", 0) }()
+		synctest.Wait()
+		began := time.Now()
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took != 0 || store.asked.Load() != 2 || store.over.Load() != 2 {
+			t.Errorf("Close took %v; of %d looks, %d are over", took, store.asked.Load(), store.over.Load())
+		}
+		if err := <-waits; !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("who waits is told %v", err)
+		}
+		if err := b.ForceRelease(t.Context(), "r", "id", 0); !errors.Is(err, lock.ErrUnavailable) || store.asked.Load() != 2 {
+			t.Errorf("after Close: %v, asked %d times", err, store.asked.Load())
 		}
 	})
 }
