@@ -187,6 +187,16 @@ func spaceOf(ctx context.Context) (*session.Space, error) {
 	return c.space, nil
 }
 
+// fly counts a call that asks the store without a session, until land is called. keeps: it keeps
+// what there is, or lets go. *session.LimitError: too much is in flight.
+func fly(ctx context.Context, keeps bool) (land func(), _ error) {
+	c, err := connOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.space.Fly(c.sessionPeer(), keeps)
+}
+
 // permit is connOf, and refuses a peer that may not use the API.
 func permit(ctx context.Context) (*conn, error) {
 	c, err := connOf(ctx)

@@ -47,6 +47,11 @@ func (s *service) ExtendHandle(ctx context.Context, q *pb.ExtendHandleRequest) (
 	if err != nil {
 		return nil, err
 	}
+	land, err := fly(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	defer land()
 	ctx, end := s.span(ctx, "extend-handle", "")
 	d, err := sp.ExtendHandle(ctx, q.GetHandle(), ttl)
 	end(err)
@@ -62,6 +67,11 @@ func (s *service) ReleaseHandle(ctx context.Context, q *pb.ReleaseHandleRequest)
 	if err != nil {
 		return nil, err
 	}
+	land, err := fly(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	defer land()
 	ctx, end := s.span(ctx, "release-handle", "")
 	err = sp.ReleaseHandle(ctx, q.GetHandle())
 	end(err)

@@ -27,6 +27,11 @@ func (s *service) ListOutcomes(ctx context.Context, q *pb.ListOutcomesRequest) (
 	if err != nil {
 		return nil, err
 	}
+	land, err := fly(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	defer land()
 	ctx, end := s.span(ctx, "list-outcomes", "")
 	found, next, err := sp.Outcomes(ctx, q.GetPrefix(), after, limit, states...)
 	end(err)
@@ -57,6 +62,11 @@ func (s *service) ResetOutcome(ctx context.Context, q *pb.ResetOutcomeRequest) (
 	if err != nil {
 		return nil, err
 	}
+	land, err := fly(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	defer land()
 	ctx, end := s.span(ctx, "reset-outcome", q.GetResource())
 	o, err := c.space.ResetOutcome(ctx, q.GetResource())
 	end(err)

@@ -273,6 +273,11 @@ func (s *service) GetLock(ctx context.Context, q *pb.GetLockRequest) (*pb.Lock, 
 	if err != nil {
 		return nil, err
 	}
+	land, err := fly(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	defer land()
 	ctx, end := s.span(ctx, "get", q.GetResource())
 	st, err := sp.Get(ctx, q.GetResource())
 	end(err)
@@ -288,6 +293,11 @@ func (s *service) ListLocks(ctx context.Context, q *pb.ListLocksRequest) (*pb.Li
 	if err != nil {
 		return nil, err
 	}
+	land, err := fly(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	defer land()
 	ctx, end := s.span(ctx, "list", "")
 	found, err := sp.List(ctx, q.GetPrefix(), after, limit)
 	end(err)
@@ -333,6 +343,11 @@ func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (
 	if err != nil {
 		return nil, err
 	}
+	land, err := fly(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	defer land()
 	ctx, end := s.span(ctx, "force-release", q.GetResource())
 	ids, err := c.space.ForceRelease(ctx, q.GetResource(), lock.HoldID(q.GetLockId()), grace)
 	end(err)

@@ -56,9 +56,13 @@ func (e *UnsupportedError) Is(target error) bool { return target == ErrUnsupport
 type LimitError struct {
 	Limit string // such as "holds", "waiters" or "sessions per uid"
 	Max   int
+	Do    string // what to do about it, as a part of a sentence; may be empty
 }
 
 func (e *LimitError) Error() string {
+	if e.Do != "" {
+		return fmt.Sprintf("limit reached: at most %d %s: %s", e.Max, e.Limit, e.Do)
+	}
 	return fmt.Sprintf("limit reached: at most %d %s", e.Max, e.Limit)
 }
 

@@ -108,6 +108,7 @@ func (a *asking) Stop() {
 	if !a.over && a.parting == nil {
 		a.parting = &place{resource: a.resource}
 		a.s.lanes.enter(a.parting)
+		a.s.parting++
 	}
 	a.call.Stop()
 	a.Ring()
@@ -252,6 +253,8 @@ func (a *asking) leave() {
 	a.over = true
 	if a.s.lanes.leave(&a.place); a.parting != nil {
 		a.s.lanes.leave(a.parting)
+		a.s.parting--
+		recount(a.s)
 	}
 }
 

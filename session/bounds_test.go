@@ -135,6 +135,9 @@ func TestBoundsOfOptions(t *testing.T) {
 			{func(o *Options) { o.Limits.WaitersPerSession = -1 }, "limits"},
 			{func(o *Options) { o.Limits.SessionsPerSpace = -1 }, "limits"},
 			{func(o *Options) { o.Limits.HoldsPerSpace = -1 }, "limits"},
+			{func(o *Options) { o.Limits.InFlight = -1 }, "limits"},
+			{func(o *Options) { o.Limits.InFlightPerUID = -1 }, "limits"},
+			{func(o *Options) { o.Limits.InFlightPerSpace = -1 }, "limits"},
 			{func(o *Options) { o.Namespace = strings.Repeat("x", lock.MaxResourceBytes-2) }, ""},
 			{func(o *Options) { o.Namespace = strings.Repeat("x", lock.MaxResourceBytes-1) }, "namespace"},
 			{func(o *Options) { o.Namespace = "a/b" }, "namespace"},
@@ -154,7 +157,7 @@ func TestBoundsOfOptions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := Limits{Sessions: 10_000, SessionsPerUID: 5_000, HoldsPerSession: 10_000, HoldsPerUID: 20_000, DetachedPerUID: 1_000, WaitersPerSession: 1_000}
+		want := Limits{Sessions: 10_000, SessionsPerUID: 5_000, HoldsPerSession: 10_000, HoldsPerUID: 20_000, DetachedPerUID: 1_000, WaitersPerSession: 1_000, InFlight: 3_072, InFlightPerUID: 2_304}
 		if m.o.Limits != want || m.o.TTL != 10*time.Second || m.o.LostGrace != 2*time.Second {
 			t.Errorf("the defaults are %+v, %v, %v", m.o.Limits, m.o.TTL, m.o.LostGrace)
 		}

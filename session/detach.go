@@ -76,13 +76,18 @@ func (r *AcquireRequest) attaches(sp *Space) (lock.Secret, error) {
 //
 //	*lock.InvalidError: ttl is refused, the hold was not acquired with Detachable, or the
 //	  store has not confirmed its Downgrade.
-//	*LimitError: the user has detached too many holds here.
+//	*LimitError: the user has detached too many holds here, or too much is in flight.
 //	lock.ErrUnavailable: the store did not answer. The hold is over; it is released in the background.
 //	*LostError, lock.ErrNotHolder, ErrSessionClosed: as for Release.
 func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration) (Detached, error) {
 	if err := lock.CheckDetach(ttl); err != nil {
 		return Detached{}, err
 	}
+	land, err := fly(s)
+	if err != nil {
+		return Detached{}, err
+	}
+	defer land()
 	secret := lock.NewSecret()
 	key := secret.Key()
 	s.enter()

@@ -175,7 +175,7 @@ func givesUp(s *Session, r lock.Resource) (tried, gone func()) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.ledger.Cleaned()
-			s.counted.follow(levelsOf(s), s.space.m, s.user)
+			recount(s)
 			s.lanes.leave(p)
 		})
 	}

@@ -39,9 +39,12 @@ type Limits struct {
 	HoldsPerUID       int // the same, of all sessions of one principal; default 20000
 	DetachedPerUID    int // holds that a principal has detached here and that are not known to be over; default 1000
 	WaitersPerSession int // Acquire calls at the same time; default 1000
+	InFlight          int // Acquire calls of all sessions together, also those that were given up and that the store has not answered; default 3072
+	InFlightPerUID    int // the same, of all sessions of one principal; default three quarters of InFlight
 	// Of all principals of one space together, but not of Everybody; default: nothing but the limits above.
 	SessionsPerSpace int
 	HoldsPerSpace    int
+	InFlightPerSpace int
 }
 
 // The defaults of Options.
@@ -54,6 +57,7 @@ const (
 	DefaultHoldsPerUID       = 20_000
 	DefaultDetachedPerUID    = 1_000
 	DefaultWaitersPerSession = 1_000
+	DefaultInFlight          = 3_072
 )
 
 // Info tells about the sidecar.
@@ -88,6 +92,7 @@ type Manager struct {
 	lease     atomic.Pointer[generation] // nil: none at the moment
 	holds     atomic.Int64
 	waiters   atomic.Int64
+	flights   atomic.Int64   // what counts for Limits.InFlight
 	idle      chan struct{}  // gets a value when holds falls to 0
 	workers   *workers.Pool  // ask the store
 	wg        sync.WaitGroup // what Run waits for
@@ -101,7 +106,7 @@ type Manager struct {
 	opened   bool          // there was a lease
 	orphans  []chore       // wait for the next lease; each is of a hold that was attached, or was to be detached
 	sessions map[ID]*Session
-	users    map[tenant]*user  // that have sessions
+	users    map[tenant]*user  // that have sessions, or have left something to be released
 	spaces   map[string]*usage // of those users, by prefix; none of everybody
 	draining bool
 	drainEnd time.Time // zero: unknown
@@ -119,6 +124,8 @@ func New(o Options) (*Manager, error) {
 	setDefault(&o.Limits.HoldsPerUID, DefaultHoldsPerUID)
 	setDefault(&o.Limits.DetachedPerUID, DefaultDetachedPerUID)
 	setDefault(&o.Limits.WaitersPerSession, DefaultWaitersPerSession)
+	setDefault(&o.Limits.InFlight, DefaultInFlight)
+	setDefault(&o.Limits.InFlightPerUID, max(1, o.Limits.InFlight-o.Limits.InFlight/4))
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
 	}
@@ -202,13 +209,14 @@ func (sp *Space) enter(s *Session, r OpenRequest) error {
 		u = &user{}
 		sp.m.users[who] = u
 	}
-	u.sessions++
+	u.ended.Store(false)
 	if !sp.Whole() {
-		if u.space == nil {
+		if u.sessions == 0 {
 			u.space = sp.m.use(sp.prefix)
 		}
 		u.space.sessions++
 	}
+	u.sessions++
 	s.user = u
 	sp.m.sessions[s.id] = s
 	watch(s, r)
@@ -247,14 +255,11 @@ func (m *Manager) remove(s *Session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.sessions, s.id)
-	if s.user.sessions--; s.user.sessions == 0 {
-		delete(m.users, tenantOf(s))
-	}
+	s.user.sessions--
 	if u := s.user.space; u != nil {
-		if u.sessions--; u.sessions == 0 {
-			delete(m.spaces, s.space.prefix)
-		}
+		u.sessions--
 	}
+	m.sweep(tenantOf(s), s.user)
 }
 
 // use gives what the sessions of a space have together. m.mu is held.

@@ -102,7 +102,7 @@ func letGo(ctx context.Context, s *Session, g *generation, q lock.Request) {
 	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
 	defer cancel()
 	if errors.Is(g.lease.Release(ctx, q.Resource, q.ID), lock.ErrUnavailable) {
-		g.janitors.add(chore{session: s.id, resource: q.Resource, id: q.ID})
+		g.janitors.add(chore{session: s.id, resource: q.Resource, id: q.ID, gone: leaves(s)})
 	}
 }
 
@@ -126,7 +126,7 @@ func overtaken(id lock.HoldID, name string, f lock.Fence) error {
 //
 // It may be called again, with the same requestID or without one: the outcome is recorded once.
 //
-//	lock.ErrUnavailable: the store has not answered for two seconds. It may have
+//	lock.ErrUnavailable: the store has not answered for two seconds, or too much is in flight. It may have
 //	  recorded the outcome. The hold stays: another Conclude finds out, and goes on.
 //	*LostError: the hold was lost, and somebody else has begun; nothing is recorded.
 //	*lock.InvalidError: the hold is not one of something that is done once, another outcome
@@ -144,14 +144,21 @@ func (s *Session) Conclude(ctx context.Context, id lock.HoldID, requestID string
 	}
 	s.enter()
 	a, lives := s.ledger.Attempt(id), s.ledger.Lives(id)
+	waits := a != nil && errand(s)
 	s.exit()
 	switch {
 	case a == nil && lives:
 		return 0, invalid("outcome", "is for holds that were acquired with once")
 	case a == nil:
 		return s.Release(ctx, id, requestID)
+	case !waits:
+		return 0, fmt.Errorf("record outcome: too much is in flight: %w", lock.ErrUnavailable)
 	}
 	recorded := conclude(ctx, s.space.m.records, a, a.Ended(state, note))
+	s.mu.Lock()
+	landed(s)
+	recount(s)
+	s.mu.Unlock()
 	switch {
 	case errors.Is(recorded, outcome.ErrOtherwise):
 		return 0, invalid("outcome", "is %s, but the other one was recorded before", state)

@@ -86,15 +86,24 @@ func (s *Session) Cancel(ctx context.Context, requestID string) error {
 // finish does what a release still needs from the store. s.mu is held, and not
 // any more when it returns.
 func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
-	if r.Hold == nil {
-		s.exit()
-	}
+	var said [maxParts]LostReason
 	switch {
+	case r.Hold == nil && r.Wait == nil:
+		s.exit()
+		return r.Left, r.Err
+	case !errand(s):
+		if r.Hold != nil {
+			for i := range said {
+				said[i] = ledger.Unknown // it goes on in the background
+			}
+			_ = s.ledger.Released(r.Hold, said[:])
+		}
+		s.exit()
+		return 0, nil
 	case r.Hold != nil:
 		c := &call{values: ctx}
 		s.ledger.Releasing(r.Hold, c)
 		s.exit()
-		var said [maxParts]LostReason
 		n := 0
 		for p := range r.Hold.Parts { //nolint:contextcheck,nolintlint // it has the values of ctx, and ends by the ledger alone
 			said[n] = release(c, s, p)
@@ -102,13 +111,18 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		}
 		c.end()
 		s.mu.Lock()
+		landed(s)
 		err := s.ledger.Released(r.Hold, said[:n])
 		s.exit()
 		if lost := (*LostError)(nil); errors.As(err, &lost) { // there is no event: the answer says it
 			s.space.m.o.Observer.HoldLost(lost.Lost.Reason)
 		}
 		return 0, err
-	case r.Wait != nil:
+	default:
+		s.exit()
+		defer s.exit()
+		defer landed(s)
+		defer s.mu.Lock()
 		lock.Blocking(ctx)
 		t := time.NewTimer(answerLimit)
 		defer t.Stop()
@@ -118,8 +132,6 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		case <-t.C:
 			return 0, nil
 		}
-	default:
-		return r.Left, r.Err
 	}
 }
 
@@ -176,8 +188,14 @@ func (s *Session) Extend(id lock.HoldID, maxHold time.Duration) (Grant, error) {
 //	lock.ErrUnavailable: the store did not answer for two seconds. The hold may
 //	  be shared or exclusive in the store; for the app it is shared. Another
 //	  Downgrade asks again.
+//	*LimitError: too much is in flight.
 //	*LostError, lock.ErrNotHolder, ErrSessionClosed: as for Release.
 func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) {
+	land, err := fly(s)
+	if err != nil {
+		return Grant{}, err
+	}
+	defer land()
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	for {

@@ -91,8 +91,9 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 	s.enter()
 	q.began = s.now
 	if a.Room {
-		s.counted.size += size
+		s.counted.size += int32(size) //nolint:gosec // a few
 	}
+	a.Busy = takeOff(s)
 	if q.g, q.call, q.err = s.ledger.Acquire(&a); q.call == nil {
 		s.exit()
 		return q

@@ -3,7 +3,6 @@ package session
 import (
 	"crypto/rand"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -42,6 +41,8 @@ type Session struct {
 	now      time.Duration // when it was looked at the clock last
 	lease    *generation   // on which all holds hang; nil while there are none
 	lanes    lanes         // what is on the way to the store
+	parting  int32         // requests among it that nobody wants any more
+	errands  int32         // what else is in flight for it
 	counted  levels
 	timer    *time.Timer
 	armed    time.Duration // when the timer fires, on the clock; 0: it does not
@@ -52,19 +53,20 @@ type Session struct {
 }
 
 // levels are what a session adds to the counts of its user and of the sidecar.
-type levels struct{ size, kept, waits int }
+type levels struct{ size, kept, waits, flights int32 }
 
 // levelsOf are those of now. s.mu is held.
 func levelsOf(s *Session) levels {
-	return levels{s.ledger.Size() + s.ledger.Given(), s.ledger.Kept(), s.ledger.Waits()}
+	waits := int32(s.ledger.Waits())                                                                                       //nolint:gosec // as all here, far below its limit
+	return levels{int32(s.ledger.Size() + s.ledger.Given()), int32(s.ledger.Kept()), waits, waits + s.parting + s.errands} //nolint:gosec // the same
 }
 
 func (l *levels) follow(now levels, m *Manager, u *user) {
 	if d := now.size - l.size; d != 0 {
-		u.holds.Add(int64(d))
-		if u.space != nil {
-			u.space.holds.Add(int64(d))
-		}
+		u.hold(int64(d))
+	}
+	if d := now.flights - l.flights; d != 0 {
+		u.fly(m, int64(d))
 	}
 	if d := now.waits - l.waits; d != 0 {
 		m.waiters.Add(int64(d))
@@ -81,32 +83,6 @@ func (l *levels) follow(now levels, m *Manager, u *user) {
 		}
 	}
 	*l = now
-}
-
-// user is what the sessions of one principal have together.
-type user struct {
-	sessions int // m.mu is held
-	holds    atomic.Int64
-	space    *usage // nil: that of everybody
-}
-
-// reserve takes room for n more holds, if there is some. full is the error if it is the space that
-// has none.
-func (u *user) reserve(n int, l Limits) (room bool, full *LimitError) {
-	more := int64(n)
-	if u.holds.Add(more) > int64(l.HoldsPerUID) {
-		u.holds.Add(-more)
-		return false, nil
-	}
-	if u.space == nil {
-		return true, nil
-	}
-	if u.space.holds.Add(more) > int64(l.HoldsPerSpace) && l.HoldsPerSpace > 0 {
-		u.space.holds.Add(-more)
-		u.holds.Add(-more)
-		return false, &LimitError{Limit: "holds per space", Max: l.HoldsPerSpace}
-	}
-	return true, nil
 }
 
 func newSession(sp *Space, r OpenRequest) *Session {
@@ -188,13 +164,23 @@ func (s *Session) KeepAlive() (time.Duration, error) {
 // returns when the store has confirmed the releases, or after two seconds: then
 // they go on in the background.
 func (s *Session) Close() {
-	s.change((*ledger.Ledger).Close)
+	s.enter()
+	s.ledger.Close()
+	waits := errand(s)
+	s.exit()
+	if !waits {
+		return
+	}
 	t := time.NewTimer(closeLimit)
 	defer t.Stop()
 	select {
 	case <-s.farewell.done:
 	case <-t.C:
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	landed(s)
+	recount(s)
 }
 
 // change lets f tell the ledger something.
@@ -253,9 +239,13 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 			e.Stop.Stop()
 		case ledger.Clean:
 			c := chore{session: s.id, resource: e.Resource, id: e.ID, key: e.Key, former: e.Former, done: e.Done}
-			if e.Farewell {
-				c.batch = s.farewell
-			} else {
+			switch {
+			case e.Farewell:
+				c.batch, c.gone = s.farewell, leaves(s)
+			case s.ledger.State() == ledger.Closed:
+				s.ledger.Cleaned()
+				c.gone = leaves(s)
+			default:
 				c.tried, c.gone = givesUp(s, e.Resource)
 			}
 			e.Lease.(*generation).janitors.add(c)
@@ -283,7 +273,7 @@ func (s *Session) settle(own *ledger.Hold) (ask *asking, calls []*ledger.Call) {
 		}
 	}
 	clear(effects) // what is over can be forgotten
-	s.counted.follow(levelsOf(s), s.space.m, s.user)
+	recount(s)
 	answers := s.ledger.Answers()
 	for _, c := range answers { // who has an answer finds it counted
 		if c.Then == nil {

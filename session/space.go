@@ -24,6 +24,7 @@ type Space struct {
 type usage struct {
 	sessions    int          // m.mu is held
 	holds       atomic.Int64 // what counts for Limits.HoldsPerSpace
+	flights     atomic.Int64 // and for Limits.InFlightPerSpace
 	kept, waits atomic.Int64
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -102,6 +103,7 @@ func TestSpaces(t *testing.T) {
 		if sp, err := sc.In(""); err != nil || !sp.Whole() {
 			t.Errorf("the space without a name: %+v, %v", sp, err)
 		}
+		synctest.Wait() // for the request that waited
 		if len(sc.users) != 0 || len(sc.spaces) != 0 {
 			t.Errorf("left: %v, %v", sc.users, sc.spaces)
 		}

@@ -131,6 +131,7 @@ func (s *serveFlags) spaceLimits(o *sidecarOptions) error {
 	}
 	o.limits.SessionsPerSpace = cmp.Or(s.sessions.SessionsPerSpace, max(1, s.sessions.Sessions/2))
 	o.limits.HoldsPerSpace = cmp.Or(s.sessions.HoldsPerSpace, defaultHoldsPerSpace)
+	o.limits.InFlightPerSpace = max(1, s.sessions.InFlight/2)
 	return nil
 }
 

@@ -140,6 +140,8 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.IntVar(&s.sessions.DetachedPerUID, "max-detached-per-uid", session.DefaultDetachedPerUID, "holds that one user has detached and that are not known to be over")
 	f.IntVar(&s.sessions.HoldsPerUID, "max-holds-per-uid", session.DefaultHoldsPerUID, "the same of all sessions of one user")
 	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")
+	f.IntVar(&s.sessions.InFlight, "max-in-flight", session.DefaultInFlight, "of all apps, together: requests for locks that are not answered yet, or were given up and the store has not answered, and what else the store is asked")
+	f.IntVar(&s.sessions.InFlightPerUID, "max-in-flight-per-uid", 0, "the same of one user (default three quarters of --max-in-flight)")
 	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")
 	f.IntVar(&s.api.ConnectionsPerUID, "max-connections-per-uid", 0, "connections of one user at a time (default three quarters of --max-connections)")
 	f.IntVar(&s.sessions.SessionsPerSpace, "max-sessions-per-space", 0, "app sessions of one space together, with --space unit or namespace (default half of --max-sessions)")
@@ -187,6 +189,8 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		{"max-detached-per-uid", s.sessions.DetachedPerUID, 1},
 		{"max-holds-per-uid", s.sessions.HoldsPerUID, 1},
 		{"max-waiters", s.sessions.WaitersPerSession, 1},
+		{"max-in-flight", s.sessions.InFlight, 1},
+		{"max-in-flight-per-uid", s.sessions.InFlightPerUID, 0},
 		{"max-connections", s.api.Connections, 0},
 		{"max-connections-per-uid", s.api.ConnectionsPerUID, 0},
 		{"max-sessions-per-space", s.sessions.SessionsPerSpace, 0},

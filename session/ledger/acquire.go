@@ -29,6 +29,7 @@ type Ask struct {
 	Handle     lock.HandleKey // attach the hold that it names
 	Room       bool           // the user of the session may have so many more holds
 	Full       *LimitError    // the error where there is no Room, if it is not Options.NoRoom
+	Busy       *LimitError    // the error where it would have to wait for an answer; nil: it may
 	Tag        any            // the Hold has it until it is granted
 	Then       func(*Call)
 }
@@ -102,8 +103,8 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 			return l.reenter(a, h)
 		}
 	}
-	if l.waits >= l.o.Waits {
-		return Grant{}, nil, &LimitError{Limit: "waiters", Max: l.o.Waits}
+	if err := l.mayWait(a); err != nil {
+		return Grant{}, nil, err
 	}
 	if err := l.room(a); err != nil {
 		return Grant{}, nil, err
@@ -127,6 +128,17 @@ func (l *Ledger) Acquire(a *Ask) (Grant, *Call, error) {
 	c := l.join(a, h, l.claim(a, h))
 	l.emit(Effect{Kind: Request, Hold: h, ID: h.id})
 	return Grant{}, c, nil
+}
+
+// mayWait is nil when there may be one more call that waits.
+func (l *Ledger) mayWait(a *Ask) error {
+	switch {
+	case l.waits >= l.o.Waits:
+		return &LimitError{Limit: "waiters", Max: l.o.Waits}
+	case a.Busy != nil:
+		return a.Busy
+	}
+	return nil
 }
 
 // room is nil when there is room for what is asked.
@@ -197,8 +209,8 @@ func (h *Hold) keepsFor(a *Ask) error {
 
 // follow waits with others. Its claim is nil when the request is not a repeated one.
 func (l *Ledger) follow(a *Ask, h *Hold, c *claim) (Grant, *Call, error) {
-	if l.waits >= l.o.Waits {
-		return Grant{}, nil, &LimitError{Limit: "waiters", Max: l.o.Waits}
+	if err := l.mayWait(a); err != nil {
+		return Grant{}, nil, err
 	}
 	if c == nil {
 		c = l.claim(a, h)

@@ -213,10 +213,11 @@ func (l *Ledger) Size() int {
 }
 
 // Given is how much is released in the background, beyond the losses that Size has. It counts toward the limit of holds,
-// too: while the store does not answer, there is more of it with each request that is given up. 0 when closed.
+// too: while the store does not answer, there is more of it with each request that is given up. When closed, it is without
+// what Close has left.
 func (l *Ledger) Given() int {
 	if l.state == Closed {
-		return 0
+		return l.given
 	}
 	return max(0, l.given-len(l.losses.order))
 }

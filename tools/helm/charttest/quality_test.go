@@ -90,25 +90,26 @@ profiles:
 	}
 }
 
-// TestLimitsFitEachOther: as many connections and locks as the sidecar takes by default
-// fit into the memory that it has by default. The sizes are those of docs/operations.md.
+// TestLimitsFitEachOther: as many connections, locks and requests in flight as the sidecar takes by
+// default fit into the memory that it has by default. The sizes are those of docs/operations.md.
 func TestLimitsFitEachOther(t *testing.T) {
 	const (
 		idle          = 27 << 20
 		busy          = 16 << 20
 		perConnection = 37 << 10
-		connections   = 4096 // where maxConnections is 0
 		perLock       = 1127
+		perRequest    = 13 << 10 // in flight, while the store is silent
 	)
 	defaults, _ := theChart(t).Values["profileDefaults"].(map[string]any)
-	if defaults["maxConnections"] != float64(0) {
-		t.Errorf("maxConnections is %v", defaults["maxConnections"])
-	}
+	connections, _ := defaults["maxConnections"].(float64)
 	locks, _ := defaults["maxHoldsPerUid"].(float64)
+	requests, _ := defaults["maxInFlight"].(float64)
+	requests += requests / 4 // what lets go
 	of, _ := defaults["resources"].(map[string]any)
 	limits, _ := of["limits"].(map[string]any)
 	limit := resource.MustParse(fmt.Sprint(limits["memory"]))
-	if need := idle + busy + perConnection*connections + perLock*int64(locks); locks == 0 || need > limit.Value()*9/10 {
-		t.Errorf("%d connections and %v locks take %d MiB, the limit is %s", connections, locks, need>>20, &limit)
+	need := idle + busy + perConnection*int64(connections) + perLock*int64(locks) + perRequest*int64(requests)
+	if connections == 0 || locks == 0 || requests == 0 || need > limit.Value()*9/10 {
+		t.Errorf("%v connections, %v locks and %v requests in flight take %d MiB, the limit is %s", connections, locks, requests, need>>20, &limit)
 	}
 }

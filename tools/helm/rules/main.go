@@ -52,7 +52,7 @@ var elsewhere = strings.NewReplacer(
 	"or port locksidecar cannot be reached", "or --http-addr cannot be reached",
 	"Look at the container and its log", "Look at the process and its log",
 	" (annotation locksidecar.io/cpu-request)", "",
-	"maxHolds or maxWaiters", "--max-holds, --max-holds-per-uid or --max-waiters",
+	"maxHolds, maxWaiters or maxInFlight", "--max-holds, --max-holds-per-uid, --max-waiters or --max-in-flight",
 	"by (namespace, pod, ", "by (instance, ",
 	"by (namespace, pod)", "by (instance)",
 	"by (namespace, le)", "by (le)",

@@ -60,7 +60,7 @@ Argument: {chart: the chart's context, profile: NAME}
 {{- if $files.password -}}
 {{- $env = append $env (printf "LOCKSIDECAR_STORE_PASSWORD_FILE=%s/%s" (include "locksidecar.files" .) $files.password) -}}
 {{- end -}}
-{{- range list "ttl" "namespace" "logLevel" "logFormat" "socketMode" "drain" "lostGrace" "localTurns" "park" "deadlock" "maxSessions" "maxSessionsPerUid" "maxHolds" "maxHoldsPerUid" "maxDetachedPerUid" "maxWaiters" "maxConnections" "maxConnectionsPerUid" "maxWatchesPerUid" "maxMessageBytes" "migrate" -}}
+{{- range list "ttl" "namespace" "logLevel" "logFormat" "socketMode" "drain" "lostGrace" "localTurns" "park" "deadlock" "maxSessions" "maxSessionsPerUid" "maxHolds" "maxHoldsPerUid" "maxDetachedPerUid" "maxWaiters" "maxInFlight" "maxInFlightPerUid" "maxConnections" "maxConnectionsPerUid" "maxWatchesPerUid" "maxMessageBytes" "migrate" -}}
 {{- $value := include "locksidecar.text" (get $p .) -}}
 {{- if $value -}}
 {{- $env = append $env (printf "LOCKSIDECAR_%s=%s" (snakecase . | upper) $value) -}}
