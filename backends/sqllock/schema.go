@@ -5,14 +5,15 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 //go:embed schema.sql
 var schema string
 
 var (
-	tableText = regexp.MustCompile(`(?s)CREATE TABLE IF NOT EXISTS \{(\w+)\}.*?;\n`)
-	keyLine   = regexp.MustCompile(`,\n  KEY (\w+) \((.*)\)`)
+	tableText = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?s)CREATE TABLE IF NOT EXISTS \{(\w+)\}.*?;\n`) })
+	keyLine   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`,\n  KEY (\w+) \((.*)\)`) })
 )
 
 // Schema is the text that makes the tables, in the words of a dialect. It does nothing
@@ -20,13 +21,13 @@ var (
 func Schema(w Words) string {
 	text := schema
 	if w.Index != nil {
-		text = tableText.ReplaceAllStringFunc(text, func(table string) string {
-			name := tableText.FindStringSubmatch(table)[1]
+		text = tableText().ReplaceAllStringFunc(text, func(table string) string {
+			name := tableText().FindStringSubmatch(table)[1]
 			indexes := ""
-			for _, key := range keyLine.FindAllStringSubmatch(table, -1) {
+			for _, key := range keyLine().FindAllStringSubmatch(table, -1) {
 				indexes += w.Index(name, key[1], key[2]) + ";\n"
 			}
-			return keyLine.ReplaceAllString(table, "") + indexes
+			return keyLine().ReplaceAllString(table, "") + indexes
 		})
 	}
 	text += w.InsertNew("{meta} (name, value) VALUES ('schema', "+strconv.FormatInt(w.Version, 10)+"), ('floor', 0), ('era', 0), ('keeper', 0), ('server', 0)") + ";\n"

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,6 +30,31 @@ func TestIdleSidecarSleeps(t *testing.T) {
 				return time.Since(since) > 3*time.Second
 			})
 		})
+	}
+}
+
+// A sidecar keeps what its packages make when the program starts, and the collector first runs the sooner the more that is. So
+// none of this module makes more than a little before it is asked to, but for the API's messages, which are generated.
+func TestPackagesMakeLittleAtTheStart(t *testing.T) {
+	const (
+		most = 16 << 10
+		ours = "github.com/locksidecar/locksidecar/"
+	)
+	seen := 0
+	for line := range strings.Lines(cliEnv(t, []string{"GODEBUG=inittrace=1"}, "version").err) {
+		var name string
+		var at, took float64
+		var bytes, times int
+		if _, err := fmt.Sscanf(line, "init %s @%f ms, %f ms clock, %d bytes, %d allocs", &name, &at, &took, &bytes, &times); err != nil {
+			continue
+		}
+		seen++
+		if strings.HasPrefix(name, ours) && name != ours+"api/locksidecar/v1" && bytes > most {
+			t.Errorf("%s makes %d bytes, at most %d are allowed", name, bytes, most)
+		}
+	}
+	if seen < 10 {
+		t.Errorf("%d packages were seen", seen)
 	}
 }
 

@@ -37,7 +37,7 @@ func main() {
 
 // execute runs one command line and returns the exit status.
 func execute(ctx context.Context, args []string, io streams) int {
-	root := newRoot(io) //nolint:contextcheck // cobra gives the commands their context
+	root := rootOf(io, args) //nolint:contextcheck // cobra gives the commands their context
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	code, message := outcome(cmd, err)

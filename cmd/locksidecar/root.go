@@ -43,25 +43,20 @@ const rootExamples = `  # a sidecar for one host, in this terminal
   # who has what
   locksidecar list`
 
+// rootOf makes as much of the tree of commands as a command line needs. A sidecar runs for long, and keeps what
+// was made: the flags of all other commands are 160 KiB.
+func rootOf(io streams, args []string) *cobra.Command {
+	if len(args) > 0 && args[0] == "serve" {
+		root := bareRoot(io)
+		root.AddCommand(newServe(io))
+		return root
+	}
+	return newRoot(io)
+}
+
 // newRoot makes the tree of commands.
 func newRoot(io streams) *cobra.Command {
-	root := &cobra.Command{
-		Use:               "locksidecar",
-		Short:             "Distributed locks for the app beside it",
-		Long:              rootHelp,
-		Version:           buildVersion(),
-		Example:           rootExamples,
-		Args:              noArgs,
-		SilenceErrors:     true, // outcome prints them
-		SilenceUsage:      true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return configure(cmd) },
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	root.SuggestionsMinimumDistance = 2
-	root.SetOut(io.out)
-	root.SetErr(io.err)
-	root.PersistentFlags().String("config", "", "YAML file with flags as keys")
-	root.SetFlagErrorFunc(flagError)
+	root := bareRoot(io)
 	root.AddCommand(
 		newServe(io),
 		newRun(io),
@@ -86,6 +81,28 @@ func newRoot(io streams) *cobra.Command {
 	return root
 }
 
+// bareRoot is the tree without commands.
+func bareRoot(io streams) *cobra.Command {
+	root := &cobra.Command{
+		Use:               "locksidecar",
+		Short:             "Distributed locks for the app beside it",
+		Long:              rootHelp,
+		Version:           buildVersion(),
+		Example:           rootExamples,
+		Args:              noArgs,
+		SilenceErrors:     true, // outcome prints them
+		SilenceUsage:      true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return configure(cmd) },
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SuggestionsMinimumDistance = 2
+	root.SetOut(io.out)
+	root.SetErr(io.err)
+	root.PersistentFlags().String("config", "", "YAML file with flags as keys")
+	root.SetFlagErrorFunc(flagError)
+	return root
+}
+
 // configure fills the flags of cmd from the environment and the file.
 func configure(cmd *cobra.Command) error {
 	if isCompletion(cmd) { // shells want no errors
@@ -98,7 +115,11 @@ func configure(cmd *cobra.Command) error {
 	if path == "" {
 		path = os.Getenv(config.EnvName("config"))
 	}
-	err = config.Apply(cmd.Flags(), config.Source{Env: os.LookupEnv, File: path, Known: flagNames(cmd.Root())})
+	from := config.Source{Env: os.LookupEnv, File: path}
+	if path != "" {
+		from.Known = flagNames(newRoot(streams{}))
+	}
+	err = config.Apply(cmd.Flags(), from)
 	if err != nil {
 		return &exitError{code: exitUsage, err: err}
 	}

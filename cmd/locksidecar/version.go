@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 )
@@ -14,7 +15,7 @@ import (
 var version string
 
 // buildVersion is what is known of this build.
-func buildVersion() string {
+var buildVersion = sync.OnceValue(func() string {
 	if version != "" {
 		return version
 	}
@@ -35,7 +36,7 @@ func buildVersion() string {
 		}
 	}
 	return v
-}
+})
 
 func newVersion(io streams) *cobra.Command {
 	var asJSON bool

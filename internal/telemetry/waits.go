@@ -17,7 +17,9 @@ const (
 )
 
 // varying is what differs from one resource of a kind to the next: a UUID, or a number.
-var varying = regexp.MustCompile(`[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|[0-9]+`)
+var varying = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|[0-9]+`)
+})
 
 // patterns are the kinds of resources that have a series.
 type patterns struct {
@@ -46,7 +48,7 @@ func (p *patterns) of(resource string) string {
 
 func (p *patterns) pattern(resource string) string {
 	if !p.spaces {
-		return varying.ReplaceAllLiteralString(resource, "#")
+		return varying().ReplaceAllLiteralString(resource, "#")
 	}
 	if space, _, has := strings.Cut(resource, "/"); has {
 		return space + "/*"

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Folder has a file for each pod that may use the socket, named by the pod's uid, with what the
@@ -48,8 +49,10 @@ var ErrInvalid = errors.New("no pod of Kubernetes")
 // names are those of Kubernetes: parts of small letters, digits and dashes, with dots between
 // them. A namespace has one part, of at most 63 bytes.
 var (
-	namespaceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	names         = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+	namespaceName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`) })
+	names         = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+	})
 )
 
 const maxName = 253
@@ -65,7 +68,7 @@ func (f Folder) Principal(p Place) (Principal, error) {
 }
 
 func (f Folder) read(uid string) (*Said, error) {
-	if !podUID.MatchString(uid) {
+	if !podUID().MatchString(uid) {
 		return nil, fmt.Errorf("%w: that is no uid", ErrInvalid)
 	}
 	root, err := os.OpenRoot(string(f))
@@ -109,7 +112,7 @@ func (f Folder) read(uid string) (*Said, error) {
 
 // check tells whether Kubernetes allows such names.
 func (s *Said) check() error {
-	if !podUID.MatchString(s.UID) || !namespaceName.MatchString(s.Namespace) || !valid(s.Name) || !valid(s.ServiceAccount) {
+	if !podUID().MatchString(s.UID) || !namespaceName().MatchString(s.Namespace) || !valid(s.Name) || !valid(s.ServiceAccount) {
 		return fmt.Errorf("%w: %q, %q in %q, of %q", ErrInvalid, s.UID, s.Name, s.Namespace, s.ServiceAccount)
 	}
 	return nil
@@ -157,7 +160,7 @@ func (f Folder) Write(s Said) error {
 
 // Remove forgets a pod. It is no error when nothing was said of it.
 func (f Folder) Remove(uid string) error {
-	if !podUID.MatchString(uid) {
+	if !podUID().MatchString(uid) {
 		return fmt.Errorf("%w: that is no uid", ErrInvalid)
 	}
 	root, err := os.OpenRoot(string(f))
@@ -175,7 +178,7 @@ func (f Folder) Remove(uid string) error {
 func (f Folder) Pods() (uids []string, err error) {
 	files, err := os.ReadDir(string(f))
 	for _, file := range files {
-		if podUID.MatchString(file.Name()) {
+		if podUID().MatchString(file.Name()) {
 			uids = append(uids, file.Name())
 		}
 	}
@@ -186,7 +189,7 @@ func (f Folder) Pods() (uids []string, err error) {
 func (f Folder) Tidy() error {
 	files, err := os.ReadDir(string(f))
 	for _, file := range files {
-		if uid, ok := strings.CutPrefix(file.Name(), unfinished); ok && podUID.MatchString(uid) {
+		if uid, ok := strings.CutPrefix(file.Name(), unfinished); ok && podUID().MatchString(uid) {
 			err = errors.Join(err, os.Remove(filepath.Join(string(f), file.Name())))
 		}
 	}
@@ -194,9 +197,9 @@ func (f Folder) Tidy() error {
 }
 
 // ValidNamespace tells whether a namespace of Kubernetes may have that name.
-func ValidNamespace(name string) bool { return namespaceName.MatchString(name) }
+func ValidNamespace(name string) bool { return namespaceName().MatchString(name) }
 
 // ValidPod tells whether this is the uid of a pod.
-func ValidPod(uid string) bool { return podUID.MatchString(uid) }
+func ValidPod(uid string) bool { return podUID().MatchString(uid) }
 
-func valid(name string) bool { return len(name) <= maxName && names.MatchString(name) }
+func valid(name string) bool { return len(name) <= maxName && names().MatchString(name) }

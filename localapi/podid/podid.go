@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // ErrUnknown: the path is not one of a container, or of a unit.
@@ -28,8 +29,10 @@ type Place struct {
 
 var (
 	// A pod's uid is a UUID. That of a pod from a file on the node is a hash.
-	podUID      = regexp.MustCompile(`^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})$`)
-	containerID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	podUID = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})$`)
+	})
+	containerID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 )
 
 // Pod reads a path that the kubelet and the container runtime have made, with either cgroup
@@ -103,11 +106,11 @@ func pod(path string, parts []string, d driver) (Place, error) {
 		return Place{}, unknown(path, "is not a container's")
 	}
 	uid, ok := d.pod(class, parts[0])
-	if !ok || !podUID.MatchString(uid) {
+	if !ok || !podUID().MatchString(uid) {
 		return Place{}, unknown(path, "names no pod where one is expected")
 	}
 	id := d.container(parts[1])
-	if !containerID.MatchString(id) {
+	if !containerID().MatchString(id) {
 		return Place{}, unknown(path, "names no container where one is expected")
 	}
 	return Place{Pod: uid, Container: id}, nil

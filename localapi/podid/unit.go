@@ -3,22 +3,25 @@ package podid
 import (
 	"regexp"
 	"strings"
+	"sync"
 )
 
 var (
 	// unitName is a name of systemd's that has processes, but for slices. A name may have
 	// 255 bytes.
-	unitName = regexp.MustCompile(`^[a-zA-Z0-9:_.\\@-]+\.(service|scope|socket|mount|swap)$`)
+	unitName = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-zA-Z0-9:_.\\@-]+\.(service|scope|socket|mount|swap)$`)
+	})
 	// userSlice has all that a user runs: sessions, and the user's own systemd.
-	userSlice = regexp.MustCompile(`^user-[0-9]+\.slice$`)
-	sliceName = regexp.MustCompile(`^[a-zA-Z0-9:_.\\]+(-[a-zA-Z0-9:_.\\]+)*\.slice$`)
+	userSlice = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^user-[0-9]+\.slice$`) })
+	sliceName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9:_.\\]+(-[a-zA-Z0-9:_.\\]+)*\.slice$`) })
 )
 
 const maxUnitName = 255
 
 // ValidUnit tells whether Unit could give this name.
 func ValidUnit(name string) bool {
-	return len(name) <= maxUnitName && (unitName.MatchString(name) || userSlice.MatchString(name))
+	return len(name) <= maxUnitName && (unitName().MatchString(name) || userSlice().MatchString(name))
 }
 
 // Unit gives the systemd unit of a path: the first one below the slices, because what is below a
@@ -40,11 +43,11 @@ func Unit(path string) (string, error) {
 		switch {
 		case len(name) > maxUnitName:
 			return "", unknown(path, "has a name that is too long")
-		case within == "user" && userSlice.MatchString(name):
+		case within == "user" && userSlice().MatchString(name):
 			return name, nil
-		case isSlice && sliceName.MatchString(name) && isWithin(slice, within):
+		case isSlice && sliceName().MatchString(name) && isWithin(slice, within):
 			within = slice
-		case unitName.MatchString(name):
+		case unitName().MatchString(name):
 			return name, nil
 		default:
 			return "", unknown(path, "is not in a unit of systemd")

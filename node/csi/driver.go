@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -51,7 +52,7 @@ type Options struct {
 }
 
 // driverName is what CSI allows.
-var driverName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+var driverName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`) })
 
 // maxNode is what CSI allows for a node's name.
 const maxNode = 256
@@ -59,7 +60,7 @@ const maxNode = 256
 // Check says what is wrong with the options.
 func (o Options) Check() error {
 	switch {
-	case !driverName.MatchString(o.Name):
+	case !driverName().MatchString(o.Name):
 		return fmt.Errorf("%q is no name of a driver: up to 63 small letters, digits, dots and dashes", o.Name)
 	case o.Node == "" || len(o.Node) > maxNode:
 		return fmt.Errorf("the node's name has %d bytes: must be 1 to %d", len(o.Node), maxNode)
