@@ -83,6 +83,7 @@ type asking struct {
 	held       []string // the resources that the owner of the request has
 	state      atomic.Int32
 	introduced bool     // the store may be asked; nobody but run looks at it
+	glanced    bool     // the record of what is done once was looked at; nobody but beginOnce looks at it
 	over       bool     // run has ended
 	parting    *place   // in the same lane, from when nobody wants it any more up to the end of run; nil: somebody does
 	inquiry    *inquiry // looks into its wait; nil: there is none
@@ -192,9 +193,7 @@ func (a *asking) introduce() bool {
 		}
 		a.q.Owner = o.Encode()
 	}
-	if a.h.Once() == nil { // else what follows the grant needs a goroutine that waits for it
-		a.q.Bell = a
-	}
+	a.q.Bell = a
 	return true
 }
 
@@ -216,7 +215,7 @@ func (a *asking) run() {
 			if h.Once() == nil {
 				grant, err = a.g.acquire(a, a.q)
 			} else {
-				grant, attempt, err = beginOnce(a, s, h, a.g, a.q)
+				grant, attempt, err = beginOnce(a)
 			}
 			if errors.Is(err, lock.ErrWaiting) {
 				passed(s, &a.place)

@@ -22,34 +22,40 @@ const glanceLimit = time.Second
 
 // beginOnce obtains a lock and writes down the attempt that is made under it. What has
 // succeeded, or failed for the last time, is refused without the lock: others may
-// have it, and nothing would come of the wait.
+// have it, and nothing would come of the wait. A request that waits comes again when its bell
+// has rung, and then goes on where it was.
 //
 // With a *outcome.RefusedError nothing is left behind. Other errors are those of
 // lock.Lease.Acquire; when it is not lock.ErrLeaseLost the lock may be held.
-func beginOnce(ctx context.Context, s *Session, h *ledger.Hold, g *generation, q lock.Request) (lock.Grant, *outcome.Attempt, error) {
-	lock.Blocking(ctx)
-	found, known := glance(ctx, s.space.m.records, q.Resource)
-	if known {
-		if err := h.Once().Refused(q.Resource, found); err != nil {
-			return lock.Grant{}, nil, forApp(err, h)
+func beginOnce(a *asking) (lock.Grant, *outcome.Attempt, error) {
+	s, h, g, q := a.s, a.h, a.g, a.q
+	lock.Blocking(a)
+	var found lock.Record
+	known := false
+	if !a.glanced {
+		a.glanced = true
+		if found, known = glance(a, s.space.m.records, q.Resource); known {
+			if err := h.Once().Refused(q.Resource, found); err != nil {
+				return lock.Grant{}, nil, forApp(err, h)
+			}
 		}
-	}
-	grant, err := g.acquire(ctx, q)
+	} // else it has waited: who had the lock has most likely written another record
+	grant, err := g.acquire(a, q)
 	if err != nil {
 		return lock.Grant{}, nil, err
 	}
 	by := outcome.By{LockID: q.ID, Fence: grant.Fence, Sidecar: s.space.m.o.Sidecar, Owner: lock.DecodeOwner(q.Owner)}
-	a, err := record(ctx, s.space.m.records, g, *h.Once(), q.Resource, by, found, known)
+	attempt, err := record(a, s.space.m.records, g, *h.Once(), q.Resource, by, found, known)
 	switch {
 	case err == nil:
 		if guarder, ok := s.space.m.records.(lock.RecordGuarder); ok {
-			a.Guard = guarder.RecordGuard(q.Resource, a.Started().Version, a.Ended(outcome.Succeeded, ""), a.Keep())
+			attempt.Guard = guarder.RecordGuard(q.Resource, attempt.Started().Version, attempt.Ended(outcome.Succeeded, ""), attempt.Keep())
 		}
-		return grant, a, nil
+		return grant, attempt, nil
 	case errors.Is(err, outcome.ErrOvertaken):
 		return lock.Grant{}, nil, overtaken(q.ID, h.Name(), grant.Fence)
 	case !errors.Is(err, lock.ErrUnavailable):
-		letGo(ctx, s, g, q)
+		letGo(a, s, g, q)
 	}
 	return lock.Grant{}, nil, forApp(err, h)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // TestWaitersHaveNoGoroutines: a request that waits, in the sidecar or in the store, has none,
@@ -18,11 +19,14 @@ import (
 func TestWaitersHaveNoGoroutines(t *testing.T) {
 	for name, c := range map[string]struct {
 		turns int
-		owner string // has a lock, so the sidecar looks into its waits
+		owner string        // has a lock, so the sidecar looks into its waits
+		once  *outcome.Wish // it is done once
 	}{
-		"in the store":               {0, ""},
-		"in the arbiter":             {16, ""},
-		"of one who holds something": {16, "worker"},
+		"in the store":                  {0, "", nil},
+		"in the arbiter":                {16, "", nil},
+		"of one who holds something":    {16, "worker", nil},
+		"in the store, to do it once":   {0, "", &outcome.Wish{Keep: time.Hour}},
+		"in the arbiter, to do it once": {16, "", &outcome.Wish{Keep: time.Hour}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, e *env) {
@@ -43,7 +47,7 @@ func TestWaitersHaveNoGoroutines(t *testing.T) {
 				var all []*Request
 				for i := range waiters {
 					r := exclusive
-					r.Owner = c.owner
+					r.Owner, r.Once = c.owner, c.once
 					if i == 1 {
 						r.Wait = 10 * time.Second
 					}
@@ -76,7 +80,7 @@ func TestWaitersHaveNoGoroutines(t *testing.T) {
 				if n := answered.Load(); n != 2 {
 					t.Errorf("%d answered", n)
 				}
-				for range 3 {
+				for i := range 3 {
 					if _, err := holder.Release(context.Background(), g.LockID, ""); err != nil {
 						t.Fatal(err)
 					}
@@ -84,6 +88,9 @@ func TestWaitersHaveNoGoroutines(t *testing.T) {
 					g, holder = <-grants, s
 					if g.Fence <= last {
 						t.Errorf("fence %d after %d", g.Fence, last)
+					}
+					if c.once != nil && (g.Attempt == nil || g.Attempt.Number != i+1) {
+						t.Errorf("attempt %d: %+v", i+1, g.Attempt)
 					}
 				}
 				s.Close()

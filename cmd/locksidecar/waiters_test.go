@@ -16,7 +16,7 @@ import (
 
 // A thousand requests that wait cost the sidecar no goroutines but those that it keeps for the next
 // requests, and are granted as always. Half of them wait for one lock, inside the
-// sidecar; the others wait in the store, each for a lock of its own.
+// sidecar; the others wait in the store, each for a lock of its own. Requests with once are no exception.
 func TestWaitersNeedNoGoroutines(t *testing.T) {
 	for name, store := range map[string]func(t *testing.T) []string{
 		"embedded": func(*testing.T) []string { return []string{"--store", "embedded:"} },
@@ -26,39 +26,45 @@ func TestWaitersNeedNoGoroutines(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			const half = 500
 			s := serveProgram(t, append(store(t), "--ttl", "60s", "--http-addr", "127.0.0.1:0")...)
-			has, waits := linesTo(t, s.socket), linesTo(t, s.socket)
-			ids := map[string]string{}
-			for i := range half {
-				has.say(`{"requestId":"%d","acquire":{"resource":"r%d"}}`, i, i)
-			}
-			for range half {
-				request, id := has.granted()
-				ids[request] = id
-			}
-			before := s.measures(t)
-			for i := range half {
-				waits.say(`{"requestId":"one%d","acquire":{"resource":"r0"}}`, i)
-				waits.say(`{"requestId":"own%d","acquire":{"resource":"r%d","direct":true}}`, i, i)
-			}
-			var after measures
-			eventually(t, "all wait, and nobody works for them", func() bool {
-				after = s.measures(t)
-				return after.waiters == 2*half && after.goroutines < before.goroutines+keptGoroutines
-			})
-			t.Logf("goroutines: %d, then %d; a waiter takes %d bytes of heap and %d of stacks", before.goroutines, after.goroutines,
-				(after.heap-before.heap)/(2*half), (after.stacks-before.stacks)/(2*half))
-			for _, id := range ids {
-				has.say(`{"requestId":"r%s","release":{"lockId":"%s"}}`, id, id)
-			}
-			for range 2 * half {
-				_, id := waits.granted()
-				waits.say(`{"requestId":"r%s","release":{"lockId":"%s"}}`, id, id)
-			}
-			eventually(t, "nobody waits", func() bool { return s.measures(t).waiters == 0 })
+			t.Run("plain", func(t *testing.T) { thousandWait(t, s, "") })
+			t.Run("once", func(t *testing.T) { thousandWait(t, s, `,"once":{"keep":"3600s"}`) })
 		})
 	}
+}
+
+// thousandWait has a thousand requests wait, with more in each.
+func thousandWait(t *testing.T, s *sidecarProgram, more string) {
+	const half = 500
+	has, waits := linesTo(t, s.socket), linesTo(t, s.socket)
+	ids := map[string]string{}
+	for i := range half {
+		has.say(`{"requestId":"%d","acquire":{"resource":"r%d"}}`, i, i)
+	}
+	for range half {
+		request, id := has.granted()
+		ids[request] = id
+	}
+	before := s.measures(t)
+	for i := range half {
+		waits.say(`{"requestId":"one%d","acquire":{"resource":"r0"%s}}`, i, more)
+		waits.say(`{"requestId":"own%d","acquire":{"resource":"r%d","direct":true%s}}`, i, i, more)
+	}
+	var after measures
+	eventually(t, "all wait, and nobody works for them", func() bool {
+		after = s.measures(t)
+		return after.waiters == 2*half && after.goroutines < before.goroutines+keptGoroutines
+	})
+	t.Logf("goroutines: %d, then %d; a waiter takes %d bytes of heap and %d of stacks", before.goroutines, after.goroutines,
+		(after.heap-before.heap)/(2*half), (after.stacks-before.stacks)/(2*half))
+	for _, id := range ids {
+		has.say(`{"requestId":"r%s","release":{"lockId":"%s"}}`, id, id)
+	}
+	for range 2 * half {
+		_, id := waits.granted()
+		waits.say(`{"requestId":"r%s","release":{"lockId":"%s"}}`, id, id)
+	}
+	eventually(t, "nobody waits", func() bool { return s.measures(t).waiters == 0 })
 }
 
 // keptGoroutines are those that are kept for the next requests: twice internal/workers keeps 128.
@@ -139,7 +145,7 @@ func (l *lines) hear(word string) string {
 	}
 }
 
-var requestAndLock = regexp.MustCompile(`"requestId":"([^"]*)".*"lockId":"([^"]*)"`)
+var requestAndLock = regexp.MustCompile(`"requestId":"([^"]*)".*?"lockId":"([^"]*)"`)
 
 // granted gives the request and the lock_id of the next grant.
 func (l *lines) granted() (request, id string) {
