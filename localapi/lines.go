@@ -87,8 +87,11 @@ func (s *service) lineSession(ctx context.Context, l *lineConn, first *pb.Sessio
 		}
 		return l.recv()
 	}
-	t := s.newStream(ctx, wire{recv: recv, send: l.send, most: lineBatch, inline: true, waited: func() bool { return l.waited }})
-	l.flush, l.progress = t.out.flush, t.out.progress
+	t := s.newStream(ctx, wire{
+		recv: recv, send: l.send, most: lineBatch, inline: true,
+		waited: func() bool { return l.waited }, more: func() bool { return l.ahead >= 0 },
+	})
+	l.flush, l.progress = t.rest, t.out.progress
 	err := t.serve()                      //nolint:contextcheck,nolintlint // the stream has its own
 	if err == nil || t.out.unsent() > 0 { // who reads nothing reads no farewell
 		return
@@ -138,6 +141,7 @@ type lineConn struct {
 	progress func() // called when the client has read something, and not all
 
 	in      []byte // what was read and not yet given
+	ahead   int    // the end of the first line in in; negative: it is not there yet, or was not looked for
 	scanned int    // in has no end of a line before this
 	buf     []byte // where in lies
 	full    bool   // the last read has filled it: there is more
@@ -156,7 +160,7 @@ type lineConn struct {
 
 func newLineConn(c *conn, most int) (*lineConn, error) {
 	raw, err := c.SyscallConn()
-	l := &lineConn{conn: c, raw: raw, most: most, flush: func() {}, progress: func() {}}
+	l := &lineConn{conn: c, raw: raw, most: most, ahead: -1, flush: func() {}, progress: func() {}}
 	l.waitAndWrite, l.readOrWait = l.writeSome, l.tryRead
 	l.write = func(fd uintptr) bool {
 		l.writeSome(fd)
@@ -220,21 +224,33 @@ func matches(id string) bool { return id != "" && len(id) <= maxRequestID }
 // line gives the next line, until the next call.
 func (l *lineConn) line() ([]byte, error) {
 	for {
-		if i := bytes.IndexByte(l.in[l.scanned:], '\n'); i >= 0 {
-			line := l.in[:l.scanned+i]
-			l.in, l.scanned = l.in[l.scanned+i+1:], 0
+		if l.ahead < 0 {
+			l.look()
+		}
+		if l.ahead >= 0 {
+			line := l.in[:l.ahead]
+			l.in, l.scanned = l.in[l.ahead+1:], 0
+			l.look()
 			if len(line) > l.most {
 				return nil, l.tooLong()
 			}
 			return line, nil
 		}
-		l.scanned = len(l.in)
 		if l.scanned > l.most {
 			return nil, l.tooLong()
 		}
 		if err := l.read(); err != nil {
 			return nil, err
 		}
+	}
+}
+
+// look finds the end of the first line in in.
+func (l *lineConn) look() {
+	if l.ahead = bytes.IndexByte(l.in[l.scanned:], '\n'); l.ahead >= 0 {
+		l.ahead += l.scanned
+	} else {
+		l.scanned = len(l.in)
 	}
 }
 

@@ -39,8 +39,10 @@ type wire struct {
 	most int                                                // messages of a batch
 	// waited: recv has waited for the client the last time. Only where inline.
 	waited func() bool
+	// more: another request is there already. Only where inline.
+	more func() bool
 	// inline: who receives carries out what it has received, and goes on receiving where
-	// that has not blocked. recv must flush the outbox before it waits.
+	// that has not blocked. recv must call rest before it waits.
 	inline bool
 }
 
@@ -78,6 +80,8 @@ type sessionStream struct {
 	ended    bool                        // the receiver takes no more
 	settled  chan struct{}               // closed when ended and all answers are posted
 	askers   askers
+
+	burst burst
 }
 
 // Session serves one app session over gRPC.
@@ -101,7 +105,7 @@ func (s *service) newStream(ctx context.Context, w wire) *sessionStream {
 		settled:  make(chan struct{}),
 	}
 	if w.inline {
-		t.ctx = lock.WithBlocking(ctx, t.passOn)
+		t.ctx = lock.WithBurst(lock.WithBlocking(ctx, t.passOn), &t.burst)
 	}
 	return t
 }
@@ -204,13 +208,14 @@ func (t *sessionStream) receive() {
 				t.mu.Unlock()
 			}
 			t.out.hold()
+			t.burst.next(t.wire.more())
 		}
 		if no := (*refused)(nil); errors.As(err, &no) {
 			t.out.leave(t.refusal(no.id, no.err))
 			continue
 		}
 		if err != nil {
-			t.out.flush()
+			t.rest()
 			t.received <- err // before the session ends by it, so that it is known which ended which
 			t.end()
 			if errors.Is(err, errStalled) {
@@ -243,9 +248,10 @@ func (t *sessionStream) receive() {
 // passOn leaves receiving to another goroutine while a request is carried out that is
 // about to block. Where it is told of one that is not the receiver's, or not any more,
 // that is in vain, and no harm. The receiver of a client that asks for one thing after the
-// other keeps it for a short trip, after which its client has the answer, and asks again.
+// other keeps it for a short trip, after which its client has the answer, and asks again. It does not where
+// another request is there already: the trip may wait for that.
 func (t *sessionStream) passOn() {
-	if turn := t.turn.Load(); turn%2 == 1 && !t.mayKeep(turn) {
+	if turn := t.turn.Load(); turn%2 == 1 && (t.burst.goesOn.Load() || !t.mayKeep(turn)) {
 		t.passTurn(turn)
 	}
 }
@@ -257,6 +263,13 @@ func (t *sessionStream) passTurn(turn uint64) bool {
 	}
 	t.workers.Run(t.receive)
 	return true
+}
+
+// rest is called by the receiver before it waits for anything: what is due goes out, to the client and to the
+// store.
+func (t *sessionStream) rest() {
+	t.burst.end()
+	t.out.flush()
 }
 
 // next receives a request, once the client has read most of its answers.
@@ -272,7 +285,7 @@ func (t *sessionStream) next() (*pb.SessionRequest, error) {
 // standStill waits until the client has read most of its answers. What is held must go out first,
 // whoever has posted it: nobody else sends it.
 func (t *sessionStream) standStill() error {
-	if t.out.flush(); t.out.unsent() < maxUnsent {
+	if t.rest(); t.out.unsent() < maxUnsent {
 		return nil
 	}
 	defer t.standing.Add(-1)
@@ -391,7 +404,7 @@ const maxRequestID = 128
 func (t *sessionStream) fly(f func() *pb.SessionResponse) (work func()) {
 	if !t.depart() {
 		if t.wire.inline {
-			t.out.flush() // news must not wait for the store
+			t.rest() // news must not wait for the store
 		}
 		t.out.leave(f())
 		return nil
@@ -414,8 +427,13 @@ func (t *sessionStream) depart() bool {
 func (t *sessionStream) land(a *pb.SessionResponse) {
 	t.mu.Lock()
 	t.flying--
+	others := t.flying > 0
 	t.mu.Unlock()
-	t.out.post(a)
+	if others {
+		t.out.share(a)
+	} else {
+		t.out.post(a)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.unposted--

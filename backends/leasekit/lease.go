@@ -26,6 +26,9 @@ type Options struct {
 
 	// Local: the driver answers without a trip, and does not block.
 	Local bool
+
+	// Tells: the driver itself calls lock.Blocking before it blocks.
+	Tells bool
 }
 
 // RecheckOf is the default Recheck for a TTL.
@@ -152,7 +155,7 @@ func (l *Lease) Describe(ctx context.Context, r lock.Resource, id lock.HoldID, o
 
 // trip is called before the driver is asked for something.
 func (l *Lease) trip(ctx context.Context) {
-	if !l.o.Local {
+	if !l.o.Local && !l.o.Tells {
 		lock.Blocking(ctx)
 	}
 }

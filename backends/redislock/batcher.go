@@ -31,7 +31,8 @@ var (
 // free sends its request itself, with no goroutine in between. Those that come
 // while a request is on its way wait, and go together in the next round trip. So
 // one caller pays for nothing but its own request, and many callers share trips,
-// system calls and wake-ups. Requests are carried out in the order in which they came.
+// system calls and wake-ups. What comes in one piece from an app (lock.Burst) goes in one trip: its
+// first request holds the batcher, and who comes last sends all. Requests are carried out in the order in which they came.
 type batcher struct {
 	sender
 	timeout time.Duration // of a request
@@ -39,10 +40,18 @@ type batcher struct {
 
 	mu      sync.Mutex
 	busy    bool
+	held    bool // busy with a trip that is not sent yet: more is to come
 	waiting []*ticket
 	sending sync.WaitGroup
+	ends    func()    // letGo, made once
 	trips   sync.Pool // *batch, to be used again
 	tickets sync.Pool // *ticket
+}
+
+func newBatcher(s sender, timeout time.Duration) *batcher {
+	b := &batcher{sender: s, timeout: timeout}
+	b.ends = b.letGo
+	return b
 }
 
 // ticket is a request that waits.
@@ -68,18 +77,35 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 		return errNotSent
 	}
 	b.mu.Lock()
-	if !b.busy {
-		b.busy = true
+	sends := !b.busy || b.held
+	if sends && len(b.waiting) < maxBatch-1 && lock.Later(ctx, b.ends) {
+		b.busy, b.held, sends = true, true, false
+	}
+	if sends {
+		b.busy, b.held = true, false
+	}
+	if sends && len(b.waiting) == 0 {
 		b.mu.Unlock()
 		lock.Queued(ctx)
+		lock.Blocking(ctx)
 		err := b.alone(ctx, cmd)
 		b.pass()
 		return err
 	}
 	t := b.ticket(cmd)
 	b.waiting = append(b.waiting, t)
+	var all *batch
+	if sends {
+		all = b.next()
+	}
 	b.mu.Unlock()
 	lock.Queued(ctx)
+	lock.Blocking(ctx)
+	if _, limited := ctx.Deadline(); all != nil && !limited {
+		b.send(all)
+	} else if all != nil {
+		b.sending.Go(func() { b.send(all) })
+	}
 	select {
 	case <-t.ready:
 		b.again(t)
@@ -159,21 +185,40 @@ func (b *batcher) send(batch *batch) {
 func (b *batcher) pass() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := min(len(b.waiting), maxBatch)
-	if n == 0 {
-		b.busy = false
-		return
+	b.goOn()
+}
+
+// letGo sends what was held for more, unless somebody has.
+func (b *batcher) letGo() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.held {
+		b.goOn()
 	}
+}
+
+// goOn is pass. b.mu is held.
+func (b *batcher) goOn() {
+	b.held = false
+	if b.busy = len(b.waiting) > 0; b.busy {
+		next := b.next()
+		b.sending.Go(func() { b.send(next) })
+	}
+}
+
+// next takes what goes in the next trip. b.mu is held.
+func (b *batcher) next() *batch {
 	next, used := b.trips.Get().(*batch)
 	if !used {
 		next = new(batch)
 	}
+	n := min(len(b.waiting), maxBatch)
 	next.tickets = append(next.tickets, b.waiting[:n]...)
 	b.waiting = slices.Delete(b.waiting, 0, n)
 	for _, t := range next.tickets {
 		t.sent = true
 	}
-	b.sending.Go(func() { b.send(next) })
+	return next
 }
 
 // unavailable makes any error of the driver an unknown outcome.

@@ -105,7 +105,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		return nil, fmt.Errorf("open lease: %w", err)
 	}
 	l := leasekit.Start(ctx, d, leasekit.Options{
-		ID: d.id, TTL: o.TTL, Clock: b.clock, Opened: d.renewed, Recheck: d.recheck, Unproven: true,
+		ID: d.id, TTL: o.TTL, Clock: b.clock, Opened: d.renewed, Recheck: d.recheck, Unproven: true, Tells: true,
 	})
 	// A grant that is published before we listen would be found late. But the lease
 	// lives already, and most of its TTL is for who gets it.

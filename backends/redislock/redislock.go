@@ -69,7 +69,7 @@ func Open(url string, observe lock.Observe) (*Backend, error) {
 	b.sender = sender{client: b.client, replicas: cfg.replicas, patience: cfg.timeout / 2}
 	b.batchers = make([]*batcher, cfg.buckets)
 	for i := range b.batchers {
-		b.batchers[i] = &batcher{sender: b.sender, timeout: cfg.timeout}
+		b.batchers[i] = newBatcher(b.sender, cfg.timeout)
 	}
 	return b, nil
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 var (
@@ -193,6 +195,9 @@ func replyOf(c *command) reply {
 func (b *Backend) run(ctx context.Context, on processor, s *script, keys []string, args ...any) reply {
 	start := time.Now()
 	cmd := newCmd(ctx, "evalsha", s.code().sha, keys, args)
+	if _, tells := on.(*batcher); !tells {
+		lock.Blocking(ctx)
+	}
 	err := on.Process(ctx, cmd)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		cmd = newCmd(ctx, "eval", s.code().text, keys, args)
@@ -247,6 +252,7 @@ func (b *Backend) runPiece(ctx context.Context, s *script, calls []call) error {
 		calls[0].reply = b.run(ctx, b.client, s, calls[0].keys, calls[0].args...)
 		return calls[0].err
 	}
+	lock.Blocking(ctx)
 	start := time.Now()
 	pipe := b.client.Pipeline()
 	cmds := make([]*command, len(calls))

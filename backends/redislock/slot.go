@@ -114,6 +114,7 @@ func (d *driver) enter(ctx context.Context, s *slot) error {
 func (s *slot) leave() { s.users.Add(-1) }
 
 func (d *driver) openSlot(ctx context.Context, s *slot) error {
+	lock.Blocking(ctx)
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
