@@ -213,7 +213,9 @@ func (s *service) release(ctx context.Context, sess *session.Session, q *pb.Rele
 	}
 	a := &pb.ReleaseResponse{Count: countTo(count)}
 	if count == 0 {
-		a.KeptFor = keptTo(sess.KeptUntil(id) - s.o.Clock())
+		if until := sess.KeptUntil(id); until != 0 { // else the clock need not be read
+			a.KeptFor = keptTo(until - s.o.Clock())
+		}
 	}
 	return a, nil
 }
