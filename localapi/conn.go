@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
+	"github.com/locksidecar/locksidecar/internal/promptio"
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -31,9 +32,10 @@ type conn struct {
 	unread    int // bytes of answers; this and the next are guarded by counted.mu
 	forgotten bool
 	allowed   bool
-	sniffed   []byte       // read already, not yet given to the protocol's server
-	stalls    atomic.Int32 // streams that have ended because the client did not read
-	longCalls atomic.Int32 // calls over gRPC that answer with a stream
+	sniffed   []byte           // read already, not yet given to the protocol's server
+	socket    *promptio.Socket // reads and writes for the server of gRPC or HTTP; nil: it has none
+	stalls    atomic.Int32     // streams that have ended because the client did not read
+	longCalls atomic.Int32     // calls over gRPC that answer with a stream
 
 	mu     sync.Mutex
 	closed bool
@@ -49,7 +51,18 @@ func (c *conn) Read(b []byte) (int, error) {
 		c.sniffed = c.sniffed[n:]
 		return n, nil
 	}
+	if c.socket != nil {
+		return c.socket.Read(b)
+	}
 	return c.UnixConn.Read(b)
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	if c.socket != nil {
+		return c.socket.Write(b)
+	}
+	return c.UnixConn.Write(b)
 }
 
 // Close closes the connection and ends its HTTP calls. Both protocol servers call
@@ -266,6 +279,9 @@ func (l *queueListener) Addr() net.Addr { return l.addr }
 // give hands c over, or closes it when the server stops.
 func (l *queueListener) give(c *conn) {
 	_ = c.SetDeadline(time.Time{}) // the server sets its own
+	if s, err := promptio.New(c.UnixConn); err == nil {
+		c.socket = s
+	}
 	select {
 	case l.conns <- c:
 	case <-l.closed:

@@ -16,6 +16,7 @@ import (
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/internal/jsonlines"
+	"github.com/locksidecar/locksidecar/internal/promptio"
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 )
 
@@ -300,16 +301,10 @@ func (l *lineConn) readSome() (n int, err error) {
 
 // tryRead reports false when there is nothing to read.
 func (l *lineConn) tryRead(fd uintptr) bool {
-	for {
-		n, err := syscall.Read(int(fd), l.buf[len(l.in):])
-		if errors.Is(err, syscall.EINTR) {
-			continue
-		}
-		l.got, l.ended = max(n, 0), err
-		none := errors.Is(err, syscall.EAGAIN)
-		l.waited = l.waited || none
-		return !none
-	}
+	l.got, l.ended = promptio.Read(fd, l.buf[len(l.in):])
+	none := errors.Is(l.ended, syscall.EAGAIN)
+	l.waited = l.waited || none
+	return !none
 }
 
 // move takes a buffer of another size, with in at its begin.
@@ -354,13 +349,8 @@ func (l *lineConn) send(batch []*pb.SessionResponse, wait bool) error {
 // writeSome writes what the client's end of the socket takes. It reports false when that
 // is nothing.
 func (l *lineConn) writeSome(fd uintptr) bool {
-	for {
-		n, err := syscall.Write(int(fd), l.out[l.written:])
-		if errors.Is(err, syscall.EINTR) {
-			continue
-		}
-		l.written += max(n, 0)
-		l.failed = err
-		return !errors.Is(err, syscall.EAGAIN)
-	}
+	n, err := promptio.Write(fd, l.out[l.written:])
+	l.written += n
+	l.failed = err
+	return !errors.Is(err, syscall.EAGAIN)
 }

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,7 +15,9 @@ type Clock func() time.Duration
 // and which, unlike Go's monotonic time, goes on while the machine is suspended.
 func BootTime() time.Duration {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+	// Raw: it does not block, so Go's scheduler need not be told of it; see internal/promptio.
+	_, _, err := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_BOOTTIME, uintptr(unsafe.Pointer(&ts)), 0)
+	if err != 0 {
 		panic("clock_gettime(CLOCK_BOOTTIME): " + err.Error()) // there since Linux 2.6.39
 	}
 	return time.Duration(ts.Nano())

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/internal/promptio"
 )
 
 // road is the way to one address, or to whatever Sentinel calls the master: all
@@ -50,6 +53,7 @@ func newRoad(dial dialer) *road {
 type conn struct {
 	net.Conn
 	r     *road
+	io    io.ReadWriter // reads and writes for Conn
 	named atomic.Bool
 
 	reading, writing limit
@@ -66,7 +70,13 @@ func (r *road) connect(ctx context.Context, network, addr string) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: inner, r: r}
+	c := &conn{Conn: inner, r: r, io: inner}
+	if raw, ok := inner.(syscall.Conn); ok {
+		if c.io, err = promptio.New(raw); err != nil {
+			_ = inner.Close()
+			return nil, fmt.Errorf("connect: %w", err)
+		}
+	}
 	r.mu.Lock()
 	r.conns[c] = struct{}{}
 	r.mu.Unlock()
@@ -84,7 +94,18 @@ type watched struct {
 }
 
 // SyscallConn implements syscall.Conn.
-func (w watched) SyscallConn() (syscall.RawConn, error) { return w.raw.SyscallConn() }
+func (w watched) SyscallConn() (syscall.RawConn, error) {
+	raw, err := w.raw.SyscallConn()
+	return peeking{raw}, err
+}
+
+// peeking is for the driver, which wants to know by Read only whether the connection has something to tell.
+type peeking struct{ syscall.RawConn }
+
+// Read calls f where there is something to be read, or the connection is over.
+func (p peeking) Read(f func(fd uintptr) bool) error {
+	return p.RawConn.Read(func(fd uintptr) bool { return promptio.Quiet(fd) || f(fd) })
+}
 
 // limit is until when one direction of a connection may block. The driver sets it for each request
 // and leaves it there. Then it wakes the process after an answer that has long come: for a
@@ -137,7 +158,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	if c.reading.back() {
 		_ = c.Conn.SetReadDeadline(c.reading.until) // what follows says what is wrong
 	}
-	n, err := c.Conn.Read(b)
+	n, err := c.io.Read(b)
 	if c.reading.away() {
 		_ = c.Conn.SetReadDeadline(time.Time{})
 	}
@@ -157,7 +178,7 @@ func (c *conn) Write(b []byte) (int, error) {
 			c.r.mu.Unlock()
 		}
 	}
-	n, err := c.Conn.Write(b)
+	n, err := c.io.Write(b)
 	if c.writing.away() {
 		_ = c.Conn.SetWriteDeadline(time.Time{})
 	}
