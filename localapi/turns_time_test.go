@@ -29,7 +29,7 @@ func inReceivers(t *testing.T, f func(*testing.T, *receivers)) {
 // stream is one whose receiver makes its first trip from now on, and when another one has received in its place.
 func (r *receivers) stream(t *testing.T) (*sessionStream, func() time.Duration) {
 	took := time.Duration(-1)
-	st := r.newStream(t.Context(), wire{inline: true, recv: func() (*pb.SessionRequest, error) {
+	st := r.newStream(t.Context(), wire{inline: true, more: func() bool { return false }, recv: func() (*pb.SessionRequest, error) {
 		took = time.Since(r.began)
 		return nil, io.EOF
 	}})

@@ -21,7 +21,7 @@ func (l *limited) Write(b []byte) (int, error)        { return len(b), nil }
 // they wake nobody later. Each part of an answer has them; those of requests that follow each other stay.
 func TestLimitsOfRareRequestsAreTakenAway(t *testing.T) {
 	inner := &limited{}
-	c := &conn{Conn: inner, r: newRoad(nil)}
+	c := &conn{Conn: inner, io: inner, r: newRoad(nil)}
 	begin := time.Now()
 	for _, request := range []struct {
 		at   time.Duration
@@ -67,7 +67,7 @@ func (p *partly) Read([]byte) (int, error) {
 // Each part of an answer is waited for until the same moment.
 func TestPartsOfAnAnswerHaveTheLimit(t *testing.T) {
 	inner := &partly{}
-	c := &conn{Conn: inner, r: newRoad(nil)}
+	c := &conn{Conn: inner, io: inner, r: newRoad(nil)}
 	limit := time.Now()
 	_ = c.SetReadDeadline(limit)
 	for range 3 {
