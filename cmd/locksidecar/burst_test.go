@@ -14,14 +14,14 @@ import (
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// What an app writes in one piece goes to the store in one piece, and is answered in few: 64 acquires of 64 locks are one
+// What an app writes in one piece goes to the store in one piece, and is answered in few: 32 acquires of 32 locks are one
 // read of Redis, and the sidecar does not write an answer at a time.
 func TestBurst(t *testing.T) {
 	server := testengine.New(t, testengine.Redis)
 	s := serveProgram(t, "--store", storeURL(server), "--ttl", "60s", "--local-turns", "0")
 	reads := counter{t, strings.TrimPrefix(server.URL(), "redis://")}
 	app := linesTo(t, s.socket)
-	const many = 64
+	const many = 32                // they fit into what Redis reads at a time, 16 KiB
 	fewest, writes := 1<<30, 1<<30 // of the rounds, because a heartbeat may come between
 	for round := range 10 {
 		var piece strings.Builder
