@@ -165,15 +165,16 @@ func defaultName() (string, error) {
 func (s *sidecar) Run(ctx context.Context, listening func()) error {
 	shardLog := start(ctx, s.shards.run)
 	var manager, health *task
+	takes := ctx.Err() == nil // else whoever serves the socket keeps it
 	if s.o.replace && localapi.Served(ctx, s.o.socket) {
 		manager = start(ctx, s.manager.Run)
 		if s.health != nil {
 			health = start(ctx, s.health.Run)
 		}
-		s.awaitReady(ctx, manager, health)
+		takes = s.awaitReady(ctx, manager, health)
 	}
 	var api *task
-	if ctx.Err() == nil { // else whoever serves the socket keeps it
+	if takes {
 		api = start(ctx, s.api.Run)
 	}
 	select {
@@ -195,6 +196,8 @@ func (s *sidecar) Run(ctx context.Context, listening func()) error {
 		case <-health.ended():
 		}
 	case <-api.ended():
+	case <-manager.ended():
+	case <-health.ended():
 	case <-ctx.Done():
 	}
 	// Apps must hear that their locks end, so the API stops after the manager.
@@ -222,25 +225,36 @@ const (
 )
 
 // awaitReady waits until locks can be granted, or nobody serves the socket any more: until then, who does can
-// perhaps do better than one whose store does not answer.
-func (s *sidecar) awaitReady(ctx context.Context, manager, health *task) {
+// perhaps do better than one whose store does not answer. It reports false when this sidecar is about to end: then
+// that one keeps the socket.
+func (s *sidecar) awaitReady(ctx context.Context, manager, health *task) bool {
 	s.log.Info("another sidecar serves the socket: it is replaced when locks can be granted here")
 	look, ask := time.NewTicker(readyLook), time.NewTicker(servedLook)
 	defer look.Stop()
 	defer ask.Stop()
-	for s.manager.OnceReady() != nil {
+	for {
+		ready := s.manager.OnceReady() == nil
+		select {
+		case <-ctx.Done():
+			return false
+		case <-manager.ended():
+			return false
+		case <-health.ended():
+			return false
+		default:
+		}
+		if ready {
+			return true
+		}
 		select {
 		case <-look.C:
 		case <-ask.C:
 			if !localapi.Served(ctx, s.o.socket) {
-				return
+				return true
 			}
 		case <-ctx.Done():
-			return
 		case <-manager.ended():
-			return
 		case <-health.ended():
-			return
 		}
 	}
 }
