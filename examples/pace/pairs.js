@@ -1,4 +1,4 @@
-// Prints the median µs of a pair of acquire and release, and its processor time: pairs.js client|client-floor SOCKET PAIRS
+// Prints the median µs of a pair of acquire and release, and its processor time: pairs.js client|client-hand|client-floor SOCKET PAIRS
 const net = require('node:net');
 const { LockSidecar } = require('../node');
 
@@ -7,19 +7,38 @@ function client(socket) {
   return { pair: async () => (await sidecar.acquire('pace')).release(), close: () => sidecar.close() };
 }
 
-/** Two lines there and back over a bare socket. */
-function floor(path) {
+/** A bare socket: `ask` sends a line, and gives the one that comes back. */
+function bare(path) {
   const socket = net.connect({ path });
   socket.setEncoding('utf8');
   let done;
-  socket.on('data', (text) => { if (text.endsWith('\n')) done(); });
+  socket.on('data', (text) => { if (text.endsWith('\n')) done(text); });
+  return { ask: (line) => new Promise((resolve) => { done = resolve; socket.write(line); }), close: () => socket.destroy() };
+}
+
+/** The same by hand: the fewest steps in which this language can do it at the sidecar. */
+function hand(path) {
+  const { ask, close } = bare(path);
+  const open = ask('{"requestId":"0","open":{"name":"pace"}}\n');
+  let number = 0;
+  const pair = async () => {
+    await open;
+    const granted = await ask(`{"requestId":"${++number}","acquire":{"resource":"pace","owner":"hand"}}\n`);
+    const at = granted.indexOf('"lockId":"') + 10;
+    await ask(`{"requestId":"${++number}","release":{"lockId":"${granted.slice(at, granted.indexOf('"', at))}"}}\n`);
+  };
+  return { pair, close };
+}
+
+/** Two lines there and back over a bare socket. */
+function floor(path) {
+  const { ask, close } = bare(path);
   const line = `${'x'.repeat(127)}\n`;
-  const trip = () => new Promise((resolve) => { done = resolve; socket.write(line); });
-  return { pair: async () => { await trip(); await trip(); }, close: () => socket.destroy() };
+  return { pair: async () => { await ask(line); await ask(line); }, close };
 }
 
 async function main(kind, socket, n) {
-  const { pair, close } = (kind === 'client' ? client : floor)(socket);
+  const { pair, close } = { client, 'client-hand': hand, 'client-floor': floor }[kind](socket);
   for (let i = 0; i < n / 2; i++) {
     await pair(); // warm
   }

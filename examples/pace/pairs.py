@@ -1,11 +1,13 @@
 """Prints the median µs of a pair of acquire and release, and its processor time: pairs.py KIND SOCKET PAIRS
 
-KIND: threads, asyncio; with -floor: two lines there and back over a bare socket.
+KIND: threads, asyncio; with -hand: the same by hand, the fewest steps in which this language can do it at the sidecar;
+with -floor: two lines there and back over a bare socket.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import sys
 import time
@@ -14,6 +16,9 @@ from collections.abc import Awaitable, Callable
 from locksidecar import Client
 
 LINE = b"x" * 127 + b"\n"
+OPEN = b'{"requestId":"0","open":{"name":"pace"}}\n'
+ACQUIRE = b'{"requestId":"%d","acquire":{"resource":"pace","owner":"hand"}}\n'
+RELEASE = b'{"requestId":"%d","release":{"lockId":"%b"}}\n'
 
 
 def measure(pair: Callable[[], object], pairs: int) -> None:
@@ -73,33 +78,80 @@ def threads_floor(path: str, pairs: int) -> None:
         measure(pair, pairs)
 
 
+def lock_id(granted: bytes) -> bytes:
+    at = granted.index(b'"lockId":"') + 10
+    return granted[at : granted.index(b'"', at)]
+
+
+def threads_hand(path: str, pairs: int) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+
+        def ask(line: bytes) -> bytes:
+            sock.sendall(line)
+            answer = sock.recv(65536)
+            while not answer.endswith(b"\n"):
+                answer += sock.recv(65536)
+            return answer
+
+        def pair() -> None:
+            ask(RELEASE % (next(numbers), lock_id(ask(ACQUIRE % next(numbers)))))
+
+        numbers = itertools.count(1)
+        ask(OPEN)
+        measure(pair, pairs)
+
+
 class Echo(asyncio.Protocol):
     """A bare connection of asyncio, with a future for what comes back."""
 
     def __init__(self) -> None:
-        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
         if data.endswith(b"\n"):
-            self.answered.set_result(None)
+            self.answered.set_result(data)
+
+
+async def bare(path: str, pairs: int, pair_of: Callable[[Callable[[bytes], Awaitable[bytes]]], Awaitable[object]]) -> None:
+    loop = asyncio.get_running_loop()
+    transport, echo = await loop.create_unix_connection(Echo, path)
+
+    def ask(line: bytes) -> asyncio.Future[bytes]:
+        echo.answered = loop.create_future()
+        transport.write(line)
+        return echo.answered
+
+    await measure_tasks(lambda: pair_of(ask), pairs)
+    transport.close()
+
+
+def tasks_hand(path: str, pairs: int) -> None:
+    numbers = itertools.count(1)
+
+    async def pair(ask: Callable[[bytes], Awaitable[bytes]]) -> None:
+        number = next(numbers)
+        if number == 1:
+            await ask(OPEN)
+        await ask(RELEASE % (next(numbers), lock_id(await ask(ACQUIRE % number))))
+
+    asyncio.run(bare(path, pairs, pair))
 
 
 def tasks_floor(path: str, pairs: int) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        transport, echo = await loop.create_unix_connection(Echo, path)
+    async def pair(ask: Callable[[bytes], Awaitable[bytes]]) -> None:
+        await ask(LINE)
+        await ask(LINE)
 
-        async def pair() -> None:
-            for _ in range(2):
-                echo.answered = loop.create_future()
-                transport.write(LINE)
-                await echo.answered
-
-        await measure_tasks(pair, pairs)
-        transport.close()
-
-    asyncio.run(main())
+    asyncio.run(bare(path, pairs, pair))
 
 
-KINDS = {"threads": threads, "threads-floor": threads_floor, "asyncio": tasks, "asyncio-floor": tasks_floor}
+KINDS = {
+    "threads": threads,
+    "threads-hand": threads_hand,
+    "threads-floor": threads_floor,
+    "asyncio": tasks,
+    "asyncio-hand": tasks_hand,
+    "asyncio-floor": tasks_floor,
+}
 KINDS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))

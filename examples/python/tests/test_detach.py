@@ -14,7 +14,7 @@ from test_parts import OneSidecar
 import locksidecar
 from locksidecar import Client, Detached, InvalidRequest, LockLost, NotHolder
 from locksidecar._clock import boot_time
-from locksidecar._core import Call
+from locksidecar._call import Call
 from locksidecar._hold import Hold
 
 Start = Callable[..., Sidecar]

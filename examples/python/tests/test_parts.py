@@ -20,7 +20,8 @@ from sidecars import Sidecar
 import locksidecar
 from locksidecar import Client, Mode, NoSidecar
 from locksidecar._clock import SidecarClock, boot_time
-from locksidecar._core import MAX_LOOK, Call, Core
+from locksidecar._call import Call
+from locksidecar._core import MAX_LOOK, Core
 from locksidecar._errors import from_status
 from locksidecar._hold import Hold
 from locksidecar._model import Wanted

@@ -23,6 +23,7 @@ from locksidecar import Client
 from locksidecar._clock import boot_time
 from locksidecar._core import Core
 from locksidecar._hold import Hold
+from locksidecar._reading import readable
 from locksidecar._session import Session
 
 PACKAGE = os.path.dirname(locksidecar.__file__)
@@ -92,6 +93,64 @@ def test_a_loop_reads_the_answers_to_its_tasks(
         await held.release()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("run", [0.001, PATIENCE])
+def test_a_task_that_asks_again_and_again_leaves_turns_to_others(
+    connect: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, run: float
+) -> None:
+    """It reads what comes at once without a turn of its loop, but not for ever."""
+    client = connect()
+    reading = client.session()._reading
+    monkeypatch.setattr("locksidecar._ticks._RUN", run)
+    monkeypatch.setattr(reading, "comes_at_once", lambda: readable(reading._sock, PATIENCE))
+    monkeypatch.setattr(reading, "come_back", lambda: None)  # the thread reads no more
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        beside = asyncio.create_task(other())
+        lock = client.lock("r")
+        end = time.monotonic() + PATIENCE
+        while not reading.left:
+            assert time.monotonic() < end
+            await (await lock.acquire_async()).release()
+        await (await lock.acquire_async()).release()  # after a turn in any case
+        before, until = turns, time.monotonic() + 0.1
+        while time.monotonic() < until or turns == before and run < 1 and time.monotonic() < end:
+            await (await lock.acquire_async()).release()
+        assert (turns > before) == (run < 1)
+        beside.cancel()
+
+    asyncio.run(main())
+
+
+def test_after_an_answer_that_did_not_come_at_once_others_run_meanwhile(
+    connect: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next answers are awaited: a store that is farther away would stop the loop at each."""
+    client = connect()
+    reading = left_to_callers(client)._reading
+    asked = 0
+
+    def comes_late() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    monkeypatch.setattr(reading, "comes_at_once", comes_late)
+
+    async def main() -> None:
+        for _ in range(200):
+            await (await client.lock("r").acquire_async()).release()
+
+    asyncio.run(main())
+    assert asked <= 400 / 64 + 1
 
 
 def test_a_loop_that_ends_while_it_reads(connect: Callable[..., Client]) -> None:

@@ -11,7 +11,7 @@ from sidecars import PATIENCE, Relay, Sidecar, eventually
 
 import locksidecar
 from locksidecar import Client
-from locksidecar._core import Call
+from locksidecar._call import Call
 from locksidecar._session import Session
 
 

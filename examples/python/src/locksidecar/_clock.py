@@ -1,12 +1,12 @@
 """The clock by which a hold ends."""
 
 import math
-import time
+from time import CLOCK_BOOTTIME, clock_gettime
 
 
 def boot_time() -> float:
     """Seconds on a clock that nobody can set and that goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return clock_gettime(CLOCK_BOOTTIME)
 
 
 class SidecarClock:
@@ -25,7 +25,8 @@ class SidecarClock:
 
     def answered(self, sent: float, counted_at: float) -> None:
         """Learn from one request, sent at that moment of our clock, and its answer."""
-        self._difference = max(self._difference, sent - counted_at)
+        if sent - counted_at > self._difference:
+            self._difference = sent - counted_at
 
     def until(self, counted_at: float, left: float) -> float:
         """The moment on our clock at which `left`, counted at `counted_at`, is over."""

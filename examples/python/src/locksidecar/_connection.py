@@ -24,7 +24,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 
-from ._core import MAX_LOOK, Call, Core
+from ._call import Call
+from ._core import MAX_LOOK, Core
 from ._errors import LockLost, LockSidecarError, SessionClosed, SidecarGone, SidecarSilent
 from ._reading import Reading, readable, ready
 from ._socket import connect
@@ -180,18 +181,19 @@ class Connection:
 
     def _take_own(self, home: object) -> bool:
         """Read answers to this call, or to tasks of this loop, if it is the turn of callers. False: the thread is to read."""
+        reading, core = self._reading, self.core
         with self.mutex:
-            if not self._reading.left or self.pid != os.getpid():
+            if not reading.left:
                 return False
-            self._reading.turns += 1
+            reading.turns += 1
             try:
                 self._receive_now()
             except BlockingIOError:  # another has read it
                 return True
             except OSError:
                 return False
-            taken = self.core.take_own(home)
-            if taken and self.core.due:
+            taken = core.take_own(home)
+            if taken and core.due:
                 self._flush()
             return taken
 
@@ -211,7 +213,7 @@ class Connection:
         with self.mutex:
             self._loop = loop
             try:
-                taken = self._take_own(loop)
+                taken = self.pid == os.getpid() and self._take_own(loop)
             finally:
                 self._loop = None
         if not taken:
@@ -222,12 +224,12 @@ class Connection:
         """Send what the sidecar takes now; whether the rest has to wait until it reads. The mutex is held."""
         while True:
             data, written, _ = self.core.outbox
-            left = memoryview(data)[sum(written) :]
-            if not left:
+            sent = sum(written)
+            if sent == len(data):
                 return False
             try:
                 # In one step for signals: what was sent is noted, whatever interrupts.
-                written.extend(map(self._out.send, (left,)))
+                written.extend(map(self._out.send, (memoryview(data)[sent:] if sent else data,)))
             except BlockingIOError:
                 self._send_later()
                 return True

@@ -9,12 +9,12 @@ forks and signals meet the same rules.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from ._call import Call, decode, release_of
 from ._clock import SidecarClock, boot_time
 from ._errors import (
     LockLost,
@@ -25,7 +25,7 @@ from ._errors import (
     from_status,
 )
 from ._hold import Hold
-from ._model import Grant, Wanted, seconds
+from ._model import MODES, Wanted, seconds
 
 # How long the sidecar may take at most to say that max_hold is over, see Hold.silent_at.
 _MAX_SLACK = 0.25
@@ -44,62 +44,9 @@ PING_AFTER = 5.0
 PING_LIMIT = 5.0
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_raw_decode = json.JSONDecoder().raw_decode
-
-
-def _decode(line: bytes) -> Any:
-    text = line.decode()
-    value, end = _raw_decode(text)
-    if end != len(text):
-        raise ValueError(f"more than one value in a line: {text!r}")
-    return value
-
-
-class Call:
-    """One request and what came of it."""
-
-    def __init__(
-        self, kind: str, body: Mapping[str, Any], *, wanted: Wanted | None = None, about: Hold | None = None
-    ) -> None:
-        self.kind = kind
-        self.body = body
-        self.wanted = wanted  # of an acquire
-        self.about = about  # which hold is to be changed
-        self.id = ""  # empty: it was not sent
-        self.sent = 0.0  # on our clock, just before it was sent
-        self.start = 0  # how many bytes were to be sent before it
-        self.unsent = False  # the session has ended, and nothing of it had been sent
-        self.deadline: float | None = None  # of the wait of an acquire
-        self.place = (0, 0)  # of an acquire, among those that queue here
-        self.done = False
-        self.answer: Mapping[str, Any] = {}
-        self.error: LockSidecarError | None = None
-        self.hold: Hold | None = None  # what an acquire got
-        self.abandoned = False  # nobody wants it any more
-        self.wake: Callable[[], None] = _nobody  # must not block
-        self.home: object = None  # the loop of the task that waits for it
-
-    def wait_left(self, wait: float | None) -> float | None:
-        """What is left of the wait of an acquire, for another try; a wait does not become one that tries once."""
-        return wait if self.deadline is None else max(0.001, self.deadline - boot_time())
-
-    def finish(self, error: LockSidecarError | None = None) -> None:
-        if not self.done:
-            self.error = error
-            self.done = True
-            self.wake()
-
-
-def _nobody() -> None:
-    pass
-
-
-def release_of(entry: Call, **extra: str) -> Call:
-    """The release of what an acquire got."""
-    hold = entry.hold
-    assert hold is not None
-    return Call("release", {"lockId": hold.lock_id, "requestId": f"release {entry.id}", **extra}, about=hold)
+def _turn(call: Call) -> tuple[bool, int]:
+    """Its turn among those that queue here. Tries go first: they are answered at once."""
+    return call.wanted is not None and call.wanted.wait != 0, call.place
 
 
 class Core:
@@ -116,6 +63,7 @@ class Core:
         self.holds: dict[str, Hold] = {}
         self.calls: dict[str, Call] = {}
         self.limit = _MAX_ASKING
+        self._few = _FEW_ASKING
         self._asking: dict[tuple[str, ...], int] = {}  # acquires on their way, by what they ask for
         self._waiting: list[Call] = []  # acquires that queue here, by their places
         self._stuck = False  # for none of them there is room as long as few are asked for, and what they want is
@@ -152,41 +100,35 @@ class Core:
             return
         if call.wanted is not None:
             self._places += 1
-            call.place = (0 if call.wanted.wait == 0 else 1, self._places)  # tries go first: they are answered at once
-            if self._crowded(call.wanted):
+            call.place = self._places
+            if len(self.calls) >= self._few and self._crowded(call.wanted):
                 self._queue(call)
                 return
         self._send(call)
 
     def _queue(self, call: Call) -> None:
         assert call.wanted is not None
-        insort(self._waiting, call, key=lambda one: one.place)
+        insort(self._waiting, call, key=_turn)
         self._stuck = self._stuck and call.wanted.resources in self._asking
 
     def _crowded(self, wanted: Wanted) -> bool:
         total = len(self.calls)
-        return total >= min(_FEW_ASKING, self.limit) and (total >= self.limit or wanted.resources in self._asking)
+        return total >= self._few and (total >= self.limit or wanted.resources in self._asking)
 
     def _send(self, call: Call) -> None:
         self._last_id += 1
-        call.id = str(self._last_id)
-        body = call.body
+        call.id = id_ = str(self._last_id)
         call.sent = boot_time()
-        if call.wanted is not None:
-            wait = call.wanted.wait
-            if call.deadline is not None and wait:
-                wait = max(0.001, call.deadline - call.sent)
-            body = call.wanted.body(wait)
-        line = _encode({"requestId": call.id, call.kind: body}).encode() + b"\n"
+        line = call.line()
         if call.wanted is not None:
             self._asking[call.wanted.resources] = self._asking.get(call.wanted.resources, 0) + 1
         data, written, call.start = self.outbox
         try:
-            self.calls[call.id] = call
+            self.calls[id_] = call
             self.outbox = (data[sum(written) :] + line, [], call.start + len(line))
         except BaseException:  # an interrupt
             if self.outbox[2] == call.start:
-                self.calls.pop(call.id, None)
+                self.calls.pop(id_, None)
             raise
 
     def release(self, call: Call, entry: Call) -> None:
@@ -259,7 +201,7 @@ class Core:
         self.inbox.clear()
         for line in lines:
             try:
-                self._line(_decode(line))
+                self._line(decode(line))
             except (ValueError, KeyError, TypeError, AttributeError) as e:
                 raise SidecarGone(f"what answers is no sidecar, or an older one than this client: {e!r}") from e
 
@@ -270,14 +212,16 @@ class Core:
         concerns others. An interrupt here, at any step, leaves the inbox as it was. To take
         it once more does then what is left to do.
         """
-        data = b"".join(self.inbox)
-        if self._rest or self._waiting or not data.endswith(b"\n"):
+        inbox = self.inbox
+        data = inbox[0] if len(inbox) == 1 else b"".join(inbox)
+        if self._rest or self._waiting or data[-1:] != b"\n":
             return False
         own: list[tuple[Call, Mapping[str, Any]]] = []
+        calls = self.calls
         try:
             for line in data[:-1].split(b"\n"):
-                m = _decode(line)
-                call = self.calls[m["requestId"]]
+                m = decode(line)
+                call = calls[m["requestId"]]
                 if (call is not home and call.home is not home) or "error" in m:
                     return False
                 own.append((call, m))
@@ -286,7 +230,7 @@ class Core:
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
         self._quiet = self._silent = 0.0
-        self.inbox.clear()
+        inbox.clear()
         return True
 
     def _line(self, m: Mapping[str, Any]) -> None:
@@ -306,31 +250,37 @@ class Core:
             self.answers += 1
             del self.calls[id_]  # it may be sent again
             self._refused(call, from_status(error))
-            self._asked(call)
+            if call.wanted is not None:
+                self._asked(call.wanted)
         else:
             self._take_answer(call, m)
         self._next()
 
     def _take_answer(self, call: Call, m: Mapping[str, Any]) -> None:
         self.answers += 1
-        id_ = call.id
-        self._answered(call, m)
-        self.calls.pop(id_, None)
-        self._asked(call)
+        if granted := m.get("granted"):
+            self._granted(call, granted)
+        elif "released" not in m:
+            self._answered(call, m)
+        call.answer = m
+        call.finish()
+        self.calls.pop(call.id, None)
+        if call.wanted is not None:
+            self._asked(call.wanted)
 
-    def _asked(self, call: Call) -> None:
-        if call.wanted is None:
-            return
-        left = self._asking.get(call.wanted.resources, 0) - 1
+    def _asked(self, wanted: Wanted) -> None:
+        """It was answered."""
+        asking = self._asking
+        left = asking.get(wanted.resources, 0) - 1
         if left > 0:
-            self._asking[call.wanted.resources] = left
+            asking[wanted.resources] = left
         else:
-            self._asking.pop(call.wanted.resources, None)
+            asking.pop(wanted.resources, None)
             self._stuck = False
         if not self.calls:
-            self._asking.clear()  # what an interrupt has left
+            asking.clear()  # what an interrupt has left
             self._stuck = False
-        if not self._asking:
+        if not asking:
             self._early.clear()
 
     def _next(self) -> None:
@@ -353,21 +303,17 @@ class Core:
             self.id = str(opened["sessionId"])
             self.margin = seconds(opened.get("leaseMargin"))
             self._clock.answered(call.sent, seconds(opened["countedAt"]))
-        elif granted := m.get("granted"):
-            self._granted(call, Grant.read(granted))
         elif changed := m.get("downgraded") or m.get("extended"):
-            grant = Grant.read(changed)
-            self._clock.answered(call.sent, grant.counted_at)
-            assert call.about is not None
-            call.about.mode = grant.mode
+            counted_at, hold = seconds(changed["countedAt"]), call.about
+            self._clock.answered(call.sent, counted_at)
+            assert hold is not None
+            hold.mode = MODES[changed["mode"]]
             if "extended" in m:
-                call.about.limit = self._limit(grant, seconds(call.body["maxHold"]), grant.ends_in)
-                call.about.until = max(call.about.until, self._clock.until(grant.counted_at, grant.valid_for))
-                self._ends(call.about)
+                hold.limit = self._limit(counted_at, seconds(call.body["maxHold"]), changed.get("endsIn"))
+                hold.until = max(hold.until, self._clock.until(counted_at, seconds(changed["validFor"])))
+                self._ends(hold)
         elif detached := m.get("detached"):
             self._detached(call, detached)
-        call.answer = m
-        call.finish()
 
     def _detached(self, call: Call, m: Mapping[str, Any]) -> None:
         """A hold has left the session. Where nobody waits for its handle, it is released."""
@@ -379,30 +325,36 @@ class Core:
         if call.abandoned:
             self.post(Call("releaseHandle", {"handle": m["handle"]}))
 
-    def _limit(self, grant: Grant, *lefts: float | None) -> float | None:
-        """When the first of these is over, which were counted with a grant; None: there are none."""
-        ends = [self._clock.until(grant.counted_at, left) for left in lefts if left is not None]
-        return min(ends, default=None)
+    def _limit(self, counted_at: float, max_hold: float | None, ends_in: Any) -> float | None:
+        """When the first of these is over, which were counted then; None: there are none."""
+        lefts = (max_hold, seconds(ends_in) if ends_in else None)
+        return min((self._clock.until(counted_at, left) for left in lefts if left is not None), default=None)
 
-    def _granted(self, call: Call, grant: Grant) -> None:
-        assert call.wanted is not None
+    def _granted(self, call: Call, m: Mapping[str, Any]) -> None:
+        wanted = call.wanted
+        assert wanted is not None
         if call.hold is not None and call not in call.hold.entered:
             return  # an interrupt came between the grant and its caller, who has given it up
-        self._clock.answered(call.sent, grant.counted_at)
-        hold = self.holds.get(grant.lock_id)
+        clock, counted_at, lock_id = self._clock, seconds(m["countedAt"]), m["lockId"]
+        clock.answered(call.sent, counted_at)
+        hold = self.holds.get(lock_id)
         if hold is None:
-            hold = self.holds[grant.lock_id] = Hold(self, grant)
+            hold = self.holds[lock_id] = Hold(self, m)
+        else:
+            hold.mode = MODES[m["mode"]]
         hold.entered.add(call)
         call.hold = hold
-        hold.mode = grant.mode
-        hold.until = max(hold.until, self._clock.until(grant.counted_at, grant.valid_for))
-        self._prolong(hold)  # news may overtake the grant
-        if (limit := self._limit(grant, call.wanted.max_hold, grant.ends_in)) is not None:
-            hold.limit = limit if hold.limit is None else min(hold.limit, limit)
+        hold.until = max(hold.until, clock.until(counted_at, seconds(m["validFor"])))
+        if hold.counted_at <= self._news[0]:
+            self._prolong(hold)  # news may overtake the grant
+        ends_in = m.get("endsIn")
+        if wanted.max_hold is not None or ends_in:
+            limit = self._limit(counted_at, wanted.max_hold, ends_in)
+            hold.limit = limit if hold.limit is None or limit is None else min(hold.limit, limit)
         self._ends(hold)
-        if early := self._early.get(grant.lock_id):
+        if self._early and (early := self._early.get(lock_id)):
             self.lose(hold, early)
-        if call.abandoned and call.wanted.handle:
+        if call.abandoned and wanted.handle:
             self.left(call)  # it has been cancelled
         elif call.abandoned:
             self.release(release_of(call), call)
@@ -416,6 +368,7 @@ class Core:
             and self.calls
         ):  # fewer than by default: queue here for the rest
             self.limit = max(1, min(self.limit, int(error.metadata.get("max", 0)) or len(self.calls)))
+            self._few = min(_FEW_ASKING, self.limit)
             call.id = ""
             self._queue(call)
             return

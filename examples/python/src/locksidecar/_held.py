@@ -15,7 +15,7 @@ from ._hold import Hold, LostEvent
 from ._model import Detached, Guard, Mode, Part, Seconds, given_seconds, given_text, given_ttl
 
 if TYPE_CHECKING:
-    from ._core import Call
+    from ._call import Call
     from ._session import Session
 
 _log = logging.getLogger("locksidecar")
@@ -25,10 +25,11 @@ class _Held:
     """What Held and AsyncHeld have in common: everything that does not wait."""
 
     def __init__(self, session: Session, entry: Call) -> None:
-        assert entry.hold is not None
+        hold = entry.hold
+        assert hold is not None
         self._session = session
         self._entry = entry
-        self._hold: Hold = entry.hold
+        self._hold: Hold = hold
 
     @property
     def _released(self) -> bool:
@@ -55,17 +56,17 @@ class _Held:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Of several resources: the fence and the guard of each, in byte order; else empty."""
-        return self._hold.grant.parts
+        return self._hold.parts
 
     @property
     def slot(self) -> int | None:
         """Of a permit: which of them it is, from 0; no other one that is held has it. Else None."""
-        return self._hold.grant.slot
+        return self._hold.grant.get("slot")
 
     @property
     def guard(self) -> Guard | None:
         """Where the store is a database: a statement for the app's own transaction there."""
-        return self._hold.guard
+        return Guard.read(self._hold.grant.get("guard"))
 
     @property
     def lock_id(self) -> str:
@@ -79,7 +80,7 @@ class _Held:
     @property
     def attempt(self) -> int:
         """Of something that is done once: which attempt this is; 1 is the first, 0: it is not `once`."""
-        return self._hold.grant.attempt
+        return int(self._hold.grant.get("attempt") or 0)
 
     @property
     def previous(self) -> Mapping[str, Any] | None:
@@ -88,12 +89,12 @@ class _Held:
         Its `state` is `FAILED`, or `UNKNOWN` where nobody said how it ended: then ask first
         whether it was done.
         """
-        return self._hold.grant.previous
+        return self._hold.grant.get("previous")
 
     @property
     def outcome_guard(self) -> Guard | None:
         """Of something that is done once, on a database: records the success in the app's own transaction."""
-        return self._hold.grant.outcome_guard
+        return Guard.read(self._hold.grant.get("outcomeGuard"))
 
     @property
     def jeopardy(self) -> bool:

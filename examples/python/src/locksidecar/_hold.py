@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ._clock import boot_time
 from ._errors import LockLost, NotHolder
-from ._model import Grant, Guard, Mode
+from ._model import MODES, Mode, Part, seconds
 
 if TYPE_CHECKING:
-    from ._core import Call, Core
+    from ._call import Call
+    from ._core import Core
 
 
 class Bell:
@@ -76,21 +77,24 @@ class LostEvent(threading.Event):
 class Hold:
     """A hold. Everything that changes is guarded by session.mutex."""
 
-    def __init__(self, session: Core, grant: Grant) -> None:
+    until = 0.0  # as the grants said, and news of the lease that were counted later
+    limit: float | None = None  # the end by max_hold
+    problem: LockLost | None = None
+    left_by = "released"  # or detached: how those who had entered it have left
+    _lost: LostEvent | None = None  # made for who asks: most never do
+
+    def __init__(self, session: Core, grant: Mapping[str, Any]) -> None:
         self.session = session
-        self.grant = grant
-        self.lock_id = grant.lock_id
-        self.resource = grant.resource
-        self.fence = grant.fence
-        self.guard: Guard | None = grant.guard
-        self.mode: Mode = grant.mode
+        self.grant = grant  # in the API's JSON; what few ask for is read when they do
+        self.lock_id: str = grant["lockId"]
+        self.mode: Mode = MODES[grant["mode"]]
+        self.fence = int(grant["fence"])
+        self.parts: tuple[Part, ...] = ()
+        if several := grant.get("parts"):
+            self.parts = tuple(Part.read(part) for part in several)
+        self.resource: str = grant["resource"] or ", ".join(p.resource for p in self.parts)
         self.entered: set[Call] = set()  # the acquires that are not released yet
-        self.counted_at = grant.counted_at  # of the first grant
-        self.until = 0.0  # as the grants said, and news of the lease that were counted later
-        self.limit: float | None = None  # the end by max_hold
-        self.problem: LockLost | None = None
-        self.left_by = "released"  # or detached: how those who had entered it have left
-        self._lost: LostEvent | None = None  # made for who asks: most never do
+        self.counted_at = seconds(grant["countedAt"])  # of the first grant
         self.listeners: list[Callable[[], None]] = []  # told of the loss; must not block
 
     @property
@@ -117,10 +121,10 @@ class Hold:
         most. It keeps others out meanwhile and tells for how much longer, which is better
         news than its silence.
         """
+        if self.limit is None:
+            return self.until
         end = self.end()
-        if self.limit is not None and end + self.session.slack >= self.limit:
-            return end + self.session.slack
-        return end
+        return end + self.session.slack if end + self.session.slack >= self.limit else end
 
     def look(self) -> LockLost | None:
         """Whether it is lost, by all that is known, which includes the clock."""
@@ -151,7 +155,7 @@ class Hold:
         if self.problem is not None:
             return
         problem.lock_id = self.lock_id
-        if not self.grant.parts or not problem.resource:  # of several the sidecar names the one
+        if not self.parts or not problem.resource:  # of several the sidecar names the one
             problem.resource, problem.fence = self.resource, self.fence
         self.problem = problem
         if self._lost is not None:

@@ -16,7 +16,7 @@ from ._model import Detached, Mode, Once, Seconds, Wanted, given_handle, given_l
 
 if TYPE_CHECKING:
     from ._client import Client
-    from ._core import Call
+    from ._call import Call
     from ._session import Session
 
 
@@ -69,9 +69,10 @@ class Lock:
         self.detachable = detachable
         self._handle = "" if handle is None else given_handle(handle)
         self.cancel_on_lost = cancel_on_lost
-        self._taken: _Entered[Held] = _Entered()  # by acquire
+        self._taken: _Entered[Held] = _Entered(forgets=True)  # by acquire
         self._blocks: _Entered[Held] = _Entered()
         self._blocks_async: _Entered[AsyncHeld] = _Entered()
+        self._asked: tuple[weakref.ref[object], tuple[object, ...], Wanted] | None = None  # who has asked last, and how
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = dict(
@@ -123,25 +124,28 @@ class Lock:
             return None
 
     def _acquire(self, wait: float | None, noted: _Entered[Held]) -> Held:
-        entry = _Entry()
+        # An interrupt can strike between any two steps, also when the lock is ours and nobody has it yet.
+        session: Session | None = None
+        call: Call | None = None
+        again = False
         try:
+            thread = threading.current_thread()
             while True:
-                session = entry.session = self._client.session()
-                call = entry.call = session.prepare(self._wanted(wait, "thread", threading.current_thread()))
+                session = self._client.session()
+                call = session.prepare(self._wanted(wait, "thread", thread))
                 try:
                     session.acquire(call)
                     held = Held(session, call)
-                    if noted is self._taken:
-                        noted.forget_released()
-                    noted.push(threading.current_thread(), held)
+                    noted.push(thread, held)
                     return held
                 except SessionNotFound:  # it had ended, and we had not heard of that yet
-                    if entry.again and not call.unsent:
+                    if again and not call.unsent:
                         raise
-                    entry.again = True
+                    again = True
                     wait = call.wait_left(wait)
         except BaseException:
-            entry.undo()
+            if session is not None and call is not None:
+                session.abandon(call)
             raise
 
     async def acquire_async(self) -> AsyncHeld:
@@ -149,12 +153,13 @@ class Lock:
         return await self._acquire_async(None)
 
     async def _acquire_async(self, noted: _Entered[AsyncHeld] | None) -> AsyncHeld:
-        entry, wait = _Entry(), self.wait
-        task = current_task()
+        session: Session | None = None
+        call: Call | None = None
+        again, wait, task = False, self.wait, current_task()
         try:
             while True:
-                session = entry.session = await self._client.session_async()
-                call = entry.call = session.prepare(self._wanted(wait, "task", task))
+                session = await self._client.session_async()
+                call = session.prepare(self._wanted(wait, "task", task))
                 try:
                     await session.acquire_async(call)
                     held = AsyncHeld(session, call)
@@ -164,12 +169,13 @@ class Lock:
                         noted.push(task, held)
                     return held
                 except SessionNotFound:
-                    if entry.again and not call.unsent:
+                    if again and not call.unsent:
                         raise
-                    entry.again = True
+                    again = True
                     wait = call.wait_left(wait)
         except BaseException:
-            entry.undo()
+            if session is not None and call is not None:
+                session.abandon(call)
             raise
 
     def release(self) -> None:
@@ -187,12 +193,15 @@ class Lock:
         return any(self._client.held(name) for name in self._resources)
 
     def _wanted(self, wait: float | None, kind: str, who: object) -> Wanted:
-        owner = self.owner if self.owner is not None else _label(kind, who)
-        return Wanted(
+        how = self.mode, wait, self.owner, self.reentrant, self.max_hold, self.once, self.limit, self.min_hold, self.detachable
+        asked = self._asked
+        if asked is not None and asked[0]() is who and asked[1] == how:
+            return asked[2]
+        wanted = Wanted(
             self._resources,
             self.mode,
             wait,
-            owner,
+            self.owner if self.owner is not None else _label(kind, who),
             self.reentrant,
             self.max_hold,
             self.once,
@@ -201,6 +210,8 @@ class Lock:
             self.detachable,
             self._handle,
         )
+        self._asked = weakref.ref(who), how, wanted
+        return wanted
 
     def __enter__(self) -> Held:
         return self._acquire(self.wait, self._blocks)
@@ -261,35 +272,25 @@ class RWLock:
         return self._make(Mode.EXCLUSIVE)
 
 
-class _Entry:
-    """An acquire on its way to the caller.
-
-    An interrupt (a signal's exception) can strike between any two steps, also when
-    the lock is ours and nobody has it yet.
-    """
-
-    session: Session | None = None
-    call: Call | None = None
-    again = False
-
-    def undo(self) -> None:
-        if self.session is not None and self.call is not None:
-            self.session.abandon(self.call)
-
-
 H = TypeVar("H", Held, AsyncHeld)
 
 
 class _Entered(Generic[H]):
     """What was taken by one Lock, and by which thread or task."""
 
-    def __init__(self) -> None:
+    def __init__(self, forgets: bool = False) -> None:
+        self._forgets = forgets  # what was released without a word to the Lock
         self._all: list[tuple[weakref.ref[object], H]] = []
         self._mutex = threading.RLock()
 
     def push(self, who: object, held: H) -> None:
         with self._mutex:
-            self._all.append((weakref.ref(who), held))
+            kept = self._held() if self._forgets else self._all.copy()
+            kept.append((weakref.ref(who), held))
+            self._all = kept
+
+    def _held(self) -> list[tuple[weakref.ref[object], H]]:
+        return [one for one in self._all if not one[1]._released]
 
     def innermost(self, who: object) -> H | None:
         """What this thread or task took last, else what one that is no more did, else what any did."""
@@ -304,10 +305,9 @@ class _Entered(Generic[H]):
             self._all = [one for one in self._all if one[1] is not held]
 
     def forget_released(self) -> None:
-        if not self._all:
-            return
-        with self._mutex:
-            self._all = [one for one in self._all if not one[1]._released]
+        if self._all:
+            with self._mutex:
+                self._all = self._held()
 
 
 # Labels are numbers that no other thread or task of the process ever has: what the

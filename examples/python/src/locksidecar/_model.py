@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from ._clock import boot_time
 from ._errors import InvalidRequest
@@ -21,7 +22,9 @@ class Mode(str, enum.Enum):
     PERMIT = "PERMIT"  # one of so many, of a lock with a limit
 
 
-_MODES = {mode.value: mode for mode in Mode}
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+MODES = {mode.value: mode for mode in Mode}
 
 # Times are seconds; who has a timedelta may give that.
 Seconds = Union[float, timedelta]
@@ -53,6 +56,10 @@ class Part:
     fence: int
     guard: Guard | None
 
+    @classmethod
+    def read(cls, m: Mapping[str, Any]) -> Part:
+        return cls(m["resource"], m["lockId"], int(m["fence"]), Guard.read(m.get("guard")))
+
 
 @dataclass(frozen=True)
 class Once:
@@ -81,7 +88,7 @@ class Detached:
     def read(cls, m: Mapping[str, Any], sent: float) -> Detached:
         """What came as the answer to a request that was sent then."""
         return cls(
-            m["handle"], m["resource"], _MODES[m["mode"]], int(m["fence"]), m.get("limit"), sent + seconds(m["validFor"])
+            m["handle"], m["resource"], MODES[m["mode"]], int(m["fence"]), m.get("limit"), sent + seconds(m["validFor"])
         )
 
     def valid_for(self) -> float:
@@ -181,8 +188,9 @@ def given_mode(value: Mode | str, limit: int | None) -> Mode:
     return mode if limit is None else Mode.PERMIT
 
 
-class Wanted(NamedTuple):
-    """A lock as an app asks for it. Times are checked seconds."""
+@dataclass(eq=False)
+class Wanted:
+    """A lock as an app asks for it. Times are checked seconds. Nothing of it changes."""
 
     resources: tuple[str, ...]
     mode: Mode
@@ -196,10 +204,20 @@ class Wanted(NamedTuple):
     detachable: bool = False
     handle: str = ""  # in place of all but the owner: attach what it names
 
-    def body(self, wait: float | None) -> dict[str, Any]:
-        """The request, with what is left of its wait."""
+    def __post_init__(self) -> None:
+        self._head = _encode(self._body())[:-1]  # the request in JSON, but for its wait and the last brace
+        # With its whole wait: who asks again and again makes it once.
+        self.text = self._head + "}" if self.wait is None else self.text_for(self.wait)
+
+    def text_for(self, wait: float) -> str:
+        """The request with what is left of its wait."""
         if self.handle:
-            return {"handle": self.handle, "owner": self.owner, "wait": duration(0.0)}  # it is there or not
+            wait = 0.0  # it is there or not
+        return f'{self._head},"wait":"{duration(wait)}"}}'
+
+    def _body(self) -> dict[str, Any]:
+        if self.handle:
+            return {"handle": self.handle, "owner": self.owner}
         body: dict[str, Any] = {"mode": self.mode.value, "owner": self.owner, "reentrant": self.reentrant}
         if len(self.resources) == 1:
             body["resource"] = self.resources[0]
@@ -207,8 +225,6 @@ class Wanted(NamedTuple):
             body["resources"] = list(self.resources)
         if self.limit is not None:
             body["limit"] = self.limit
-        if wait is not None:
-            body["wait"] = duration(wait)
         if self.max_hold is not None:
             body["maxHold"] = duration(self.max_hold)
         if self.min_hold is not None:
@@ -220,44 +236,3 @@ class Wanted(NamedTuple):
             if isinstance(self.once.keep, float):  # as given_once leaves it
                 once["keep"] = duration(self.once.keep)  # type: ignore[assignment]
         return body
-
-
-class Grant(NamedTuple):
-    """A hold as the sidecar grants it."""
-
-    lock_id: str
-    resource: str  # of several: their names
-    mode: Mode
-    fence: int
-    valid_for: float
-    counted_at: float
-    guard: Guard | None
-    parts: tuple[Part, ...]
-    attempt: int
-    previous: Mapping[str, Any] | None
-    outcome_guard: Guard | None
-    slot: int | None
-    ends_in: float | None  # of what is attached: the time of its handle
-
-    @classmethod
-    def read(cls, m: Mapping[str, Any]) -> Grant:
-        parts: tuple[Part, ...] = ()
-        if several := m.get("parts"):
-            parts = tuple(
-                Part(p["resource"], p["lockId"], int(p["fence"]), Guard.read(p.get("guard"))) for p in several
-            )
-        return cls(
-            lock_id=m["lockId"],
-            resource=m["resource"] or ", ".join(p.resource for p in parts),
-            mode=_MODES[m["mode"]],
-            fence=int(m["fence"]),
-            valid_for=seconds(m["validFor"]),
-            counted_at=seconds(m["countedAt"]),
-            guard=Guard.read(m.get("guard")),
-            parts=parts,
-            attempt=int(m.get("attempt") or 0),
-            previous=m.get("previous"),
-            outcome_guard=Guard.read(m.get("outcomeGuard")),
-            slot=m.get("slot"),
-            ends_in=seconds(m["endsIn"]) if m.get("endsIn") else None,
-        )

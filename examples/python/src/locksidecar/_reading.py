@@ -19,6 +19,9 @@ from ._hold import Bell
 
 # So long a caller reads by itself, and so long the thread waits for callers.
 PAUSE = 0.005
+_PAUSE_MS = 1000 * PAUSE
+# So long a loop may stand still for an answer that comes at once: a turn of it takes about as long.
+_MOMENT = 0.0002
 # After so many answers in a row, none of them due at the same time as another, callers read.
 _FEW_SINGLE = 4
 
@@ -44,12 +47,30 @@ class Reading:
         # The sockets of gevent and eventlet belong to their loop: there the thread reads.
         self.shared = isinstance(sock, _socket.socket)
         self._sock = sock
+        if self.shared:
+            self._comes = select.poll()  # for one caller at a time
+            self._comes.register(sock, select.POLLIN)
         self.left = False  # to the callers: one reads only while that is so
         self.turns = 0  # of callers
         self._seen = -1  # turns, at the last look
         self._single = 0  # answers
         self._bell = Bell()
         self.loops: dict[asyncio.AbstractEventLoop, LoopReader] = {}
+
+    def comes(self) -> bool:
+        """A caller waits until there is something to read. False: not soon, or another caller does."""
+        try:
+            return bool(self._comes.poll(_PAUSE_MS))
+        except RuntimeError:
+            return False
+
+    def comes_at_once(self) -> bool:
+        """The same for a loop, which does nothing else meanwhile."""
+        fd = self._sock.fileno()
+        try:
+            return bool(select.select((fd,), (), (), _MOMENT)[0])
+        except ValueError:  # closed, or too large a number for select
+            return False
 
     def leave(self, answers: int, others: int, due: bool) -> None:
         """The thread has read so many answers and other lines; due: somebody waits for more."""

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Mapping
 
+from ._call import Call, release_of
 from ._clock import boot_time
 from ._connection import PATIENCE, STORE_LIMIT, Connection
-from ._core import PING_AFTER, Call, release_of
+from ._core import PING_AFTER
 from ._errors import LimitExceeded, LockSidecarError, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
 from ._hold import Bell
 from ._model import Detached, Wanted, duration
-from ._reading import PAUSE, readable
+from ._reading import PAUSE
 from ._ticks import Ticks
 
 
@@ -30,14 +31,14 @@ class Session(Connection):
 
     def _read_for(self, call: Call) -> None:
         """Read the answer to a call, if it comes soon and the thread leaves that to callers."""
-        reading = self._reading
-        if not reading.left or len(self.core.calls) != 1:
+        reading, core = self._reading, self.core
+        if not reading.left or len(core.calls) != 1:
             reading.call()
             return
         reading.turns += 1
-        while not call.done and readable(self._in, PAUSE) and self._take_own(call):
+        while not call.done and reading.comes() and self._take_own(call):
             pass
-        if not call.done or self.core.due:
+        if not call.done or core.due:
             reading.call()
 
     def _do(self, call: Call, timeout: float | None) -> None:
@@ -74,6 +75,26 @@ class Session(Connection):
 
     async def _wait_async(self, call: Call, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
+        ticks = self._ticks.get(loop) or self._new_ticks(loop)
+        if self._reading.left and len(self.core.calls) == 1 and ticks.hurries():
+            self._read_at_once(call, ticks)
+        if not call.done:
+            await self._wait_long_async(call, timeout, loop, ticks)
+        if call.error is not None:
+            raise call.error
+
+    def _read_at_once(self, call: Call, ticks: Ticks) -> None:
+        """Read the answer to a task, if it comes within the time of a turn of its loop."""
+        reading = self._reading
+        reading.turns += 1
+        if not reading.comes_at_once():
+            ticks.missed()
+        elif not self._take_own(call) or self.core.due:
+            reading.call()
+
+    async def _wait_long_async(
+        self, call: Call, timeout: float | None, loop: asyncio.AbstractEventLoop, ticks: Ticks
+    ) -> None:
         answered: asyncio.Future[None] = loop.create_future()
 
         def done() -> None:
@@ -96,15 +117,12 @@ class Session(Connection):
         call.wake, call.home = wake, loop
         self._read_in(loop)
         end = None if timeout is None else time.monotonic() + timeout
-        ticks = self._ticks.get(loop) or self._new_ticks(loop)
         try:
             ticks.add(answered, pause)
             if not call.done:
                 await answered
         finally:
             ticks.remove(answered)
-        if call.error is not None:
-            raise call.error
 
     def _new_ticks(self, loop: asyncio.AbstractEventLoop) -> Ticks:
         def tick() -> None:
@@ -250,7 +268,8 @@ class Session(Connection):
         if self.pid != os.getpid():
             assert entry.hold is not None and entry.hold.problem is not None
             raise entry.hold.problem.again()
-        return Call("release", {**release_of(entry).body, "requestId": "", "outcome": outcome, "note": note}, about=entry.hold)
+        assert entry.hold is not None
+        return Call("release", {"lockId": entry.hold.lock_id, "outcome": outcome, "note": note}, about=entry.hold)
 
     def _concluded(self, entry: Call) -> None:
         with self.mutex:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 
 from ._errors import LockSidecarError
+
+# So long a task may go on from answer to answer while others wait for the loop.
+_RUN = 0.001
+# After an answer that did not come at once, so many are awaited.
+_PATIENT = 64
 
 
 class Ticks:
@@ -20,6 +26,23 @@ class Ticks:
         self._tick = tick
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[asyncio.Future[None], Callable[[], float]] = {}
+        self._turn = 0.0  # when the loop had its last turn, as far as is known
+        self._patient = 0  # so many answers more are awaited by turns of the loop
+
+    def hurries(self) -> bool:
+        """Whether a task may wait for its answer without a turn of the loop. Others have theirs every _RUN at least."""
+        if self._patient:
+            self._patient -= 1
+            return False
+        now = time.monotonic()
+        if now - self._turn < _RUN:
+            return True
+        self._turn = now
+        return False
+
+    def missed(self) -> None:
+        """An answer did not come at once: nor will the next ones."""
+        self._patient = _PATIENT
 
     def add(self, answered: asyncio.Future[None], step: Callable[[], float]) -> None:
         """step: for how long it waits before the next look. LockSidecarError: it has waited for too long."""
