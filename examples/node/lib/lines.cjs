@@ -13,19 +13,28 @@ const READ_SIZE = 65_536;
 function connect(path, line, ended) {
   let problem;
   let rest = '';
+  const takeLine = (text) => {
+    try {
+      line(JSON.parse(text));
+    } catch (err) {
+      problem = new SidecarError('SIDECAR_GONE', `what answers at ${path} is no sidecar, or an older one than this client`, { cause: err });
+      socket.destroy();
+    }
+  };
   const take = (chunk) => {
-    const lines = (rest + chunk).split('\n');
+    const text = rest + chunk;
+    if (text && text.indexOf('\n') === text.length - 1) { // one line, as most often
+      rest = '';
+      takeLine(text);
+      return;
+    }
+    const lines = text.split('\n');
     rest = lines.pop();
-    for (const text of lines) {
+    for (const one of lines) {
       if (problem) {
         return;
       }
-      try {
-        line(JSON.parse(text));
-      } catch (err) {
-        problem = new SidecarError('SIDECAR_GONE', `what answers at ${path} is no sidecar, or an older one than this client`, { cause: err });
-        socket.destroy();
-      }
+      takeLine(one);
     }
   };
   const decoder = new StringDecoder('utf8');

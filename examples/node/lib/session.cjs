@@ -5,6 +5,7 @@ const { early, formatDuration, now } = require('./clock.cjs');
 const { Detached } = require('./detached.cjs');
 const { SidecarError, fromStatus } = require('./errors.cjs');
 const { Holds, after } = require('./holds.cjs');
+const { Limits } = require('./limits.cjs');
 const { connect } = require('./lines.cjs');
 const { Lock } = require('./lock.cjs');
 const { onAbort } = require('./signals.cjs');
@@ -37,6 +38,7 @@ class Session {
   #calls = new Map(); // by request id: not answered yet
   #acquires = new Acquires();
   #holds = new Holds(this.#acquires, () => this.#ref());
+  #limits = new Limits(() => [...this.#calls.values(), ...this.#acquires.queued], (call) => this.#late(call));
   #lastId = 0;
   #keepsAlive; // timer of a session with a ttl
   #listens = false; // for a sidecar that is silent
@@ -84,12 +86,11 @@ class Session {
     } else {
       this.#boundWait(call);
     }
-    const off = onAbort(signal, () => this.#giveUp(call, signal.reason));
-    let limit;
+    const off = signal && onAbort(signal, () => this.#giveUp(call, signal.reason));
     if (ask.wait === undefined) {
       this.#listen();
     } else {
-      limit = after(Math.max(0, ask.deadline - early()) + ANSWER_LIMIT, () => this.#giveUp(call, this.#acquires.isQueued(call) ? this.#full() : this.#silent()));
+      this.#limits.set(call, Math.max(0, ask.deadline - early()) + ANSWER_LIMIT);
     }
     try {
       return (await this.#answer(call)).lock;
@@ -99,9 +100,8 @@ class Session {
       }
       throw err;
     } finally {
-      clearTimeout(limit);
       clearTimeout(call.due);
-      off();
+      off?.();
     }
   }
 
@@ -184,8 +184,8 @@ class Session {
     call.id = `${++this.#lastId}`;
     call.sent = early();
     call.done = false;
-    const line = `${JSON.stringify({ requestId: call.id, [kind]: body })}\n`;
-    if (Buffer.byteLength(line) > LONGEST_LINE) {
+    const line = `{"requestId":"${call.id}","${kind}":${JSON.stringify(body)}}\n`;
+    if (3 * line.length > LONGEST_LINE && Buffer.byteLength(line) > LONGEST_LINE) {
       throw new SidecarError('INVALID_REQUEST', `the request is longer than ${LONGEST_LINE} bytes`, { metadata: { field: kind } });
     }
     this.#calls.set(call.id, call);
@@ -230,12 +230,8 @@ class Session {
       throw this.error.again();
     }
     const call = this.#send(kind, body, more);
-    const limit = after(ANSWER_LIMIT, () => this.#late(call));
-    try {
-      return await this.#answer(call);
-    } finally {
-      clearTimeout(limit);
-    }
+    this.#limits.set(call, ANSWER_LIMIT);
+    return await this.#answer(call);
   }
 
   async #answer(call) {
@@ -264,8 +260,13 @@ class Session {
     }
   }
 
+  /** It is not answered in time. */
   #late(call) {
-    if (call.detaches && !call.done) {
+    if (call.ask) {
+      this.#giveUp(call, this.#acquires.isQueued(call) ? this.#full() : this.#silent());
+      return;
+    }
+    if (call.detaches) {
       this.#loseUnknown(call.about, 'nobody waited for it to be detached');
     }
     this.#finish(call, { error: this.#silent() });
@@ -469,6 +470,7 @@ class Session {
     }
     this.error = err;
     clearInterval(this.#keepsAlive);
+    this.#limits.end();
     const [calls, { queued }] = [[...this.#calls.values()], this.#acquires];
     this.#calls.clear();
     this.#holds.end({ reason: lostReason, message: err.message });

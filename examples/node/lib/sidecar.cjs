@@ -71,7 +71,7 @@ class LockSidecar {
   }
 
   async acquire(resource, options = {}) {
-    return this.#take(readAcquire(resource, options), options.signal);
+    return await this.#take(readAcquire(resource, options), options.signal);
   }
 
   /** On a new session again, as long as the end of the last one was not noticed before. What was not sent is no loss. */
@@ -90,7 +90,7 @@ class LockSidecar {
   }
 
   async attach(handle, options = {}) {
-    return this.#take(readAttach(handle, options), options.signal);
+    return await this.#take(readAttach(handle, options), options.signal);
   }
 
   async holdAttached(handle, options, work) {
