@@ -4,10 +4,11 @@ import java.lang.management.ManagementFactory;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.channels.SocketChannel;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.Arrays;
 
-/** Prints the median µs of a pair of acquire and release, and its processor time: Pairs client|client-floor SOCKET PAIRS. */
+/** Prints the median µs of a pair of acquire and release, and its processor time: Pairs client|client-hand|client-floor SOCKET PAIRS. */
 public final class Pairs {
   private interface Pair {
     void run() throws Exception;
@@ -24,9 +25,33 @@ public final class Pairs {
       try (SocketChannel channel = SocketChannel.open(UnixDomainSocketAddress.of(socket))) {
         ByteBuffer out = ByteBuffer.allocateDirect(128);
         ByteBuffer in = ByteBuffer.allocateDirect(65536);
-        measure(() -> trips(channel, out, in), pairs);
+        if (args[0].equals("client-hand")) {
+          ask(channel, in, "{\"requestId\":\"0\",\"open\":{\"name\":\"pace\"}}\n");
+          measure(() -> pairByHand(channel, in), pairs);
+        } else {
+          measure(() -> trips(channel, out, in), pairs);
+        }
       }
     }
+  }
+
+  private static int number;
+
+  /** The same by hand: the fewest steps in which this language can do it at the sidecar. */
+  private static void pairByHand(SocketChannel channel, ByteBuffer in) throws Exception {
+    String granted = ask(channel, in, "{\"requestId\":\"" + ++number + "\",\"acquire\":{\"resource\":\"pace\",\"owner\":\"hand\"}}\n");
+    int at = granted.indexOf("\"lockId\":\"") + 10;
+    String id = granted.substring(at, granted.indexOf('"', at));
+    ask(channel, in, "{\"requestId\":\"" + ++number + "\",\"release\":{\"lockId\":\"" + id + "\"}}\n");
+  }
+
+  private static String ask(SocketChannel channel, ByteBuffer in, String line) throws Exception {
+    channel.write(ByteBuffer.wrap(line.getBytes(StandardCharsets.UTF_8)));
+    in.clear();
+    do {
+      channel.read(in);
+    } while (in.get(in.position() - 1) != '\n');
+    return StandardCharsets.UTF_8.decode(in.flip()).toString();
   }
 
   /** Two lines there and back over a bare socket. */

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -56,6 +58,40 @@ func goFloor(ctx context.Context, socket string, pairs int) (figures, error) {
 			}
 		}
 		return nil
+	})
+}
+
+// goHand is a pair without a client: the two requests as text, and of what comes back only the lock's id is read.
+func goHand(ctx context.Context, socket string, pairs int) (figures, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return figures{}, err
+	}
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	ask := func(format string, args ...any) ([]byte, error) {
+		if _, err := fmt.Fprintf(conn, format+"\n", args...); err != nil {
+			return nil, err
+		}
+		return in.ReadSlice('\n')
+	}
+	if _, err := ask(`{"requestId":"0","open":{"name":"pace"}}`); err != nil {
+		return figures{}, err
+	}
+	number := 0
+	return measure(pairs, func() error {
+		number += 2
+		granted, err := ask(`{"requestId":"%d","acquire":{"resource":"pace","owner":"hand"}}`, number)
+		if err != nil {
+			return err
+		}
+		_, rest, ok := bytes.Cut(granted, []byte(`"lockId":"`))
+		id, _, _ := bytes.Cut(rest, []byte(`"`))
+		if !ok {
+			return fmt.Errorf("no grant: %s", granted)
+		}
+		_, err = ask(`{"requestId":"%d","release":{"lockId":"%s"}}`, number+1, id)
+		return err
 	})
 }
 

@@ -1,6 +1,8 @@
 // Pace measures what a lock takes in each client: pairs of acquire and release, one caller, one
-// sidecar on the embedded store. Beside each client stands its floor: two lines that a bare
-// socket of the same language sends, and gets back from a process that does nothing else.
+// sidecar on the embedded store. Below each client stands the same by hand: the two requests put
+// together as text, sent and read with the plainest code that the language has. Below that is its
+// floor: two lines that a bare socket of the same language sends, and gets back from a process that
+// does nothing else.
 //
 // All take turns, so that what else the machine does meets all of them; ratios are those of the
 // same round. Each turn is a process of its own, which tells the median of a pair and what
@@ -27,7 +29,7 @@ import (
 func main() {
 	rounds := flag.Int("rounds", 9, "how many times each client has its turn")
 	pairs := flag.Int("pairs", 3000, "pairs of a turn, after half as many that warm it, and in Java ten times as many")
-	act := flag.String("act", "", "what this process does at a socket: echo, go, or floor; empty: it runs the others")
+	act := flag.String("act", "", "what this process does at a socket: echo, go, hand, or floor; empty: it runs the others")
 	flag.Parse()
 	var err error
 	if *act == "" {
@@ -46,7 +48,7 @@ type figures struct{ took, used float64 }
 
 // do is what a process does that another pace has started.
 func do(ctx context.Context, act, socket string, pairs int) error {
-	turns := map[string]func(context.Context, string, int) (figures, error){"go": goPairs, "floor": goFloor}
+	turns := map[string]func(context.Context, string, int) (figures, error){"go": goPairs, "hand": goHand, "floor": goFloor}
 	if act == "echo" {
 		return echo(ctx, socket)
 	}
@@ -57,12 +59,15 @@ func do(ctx context.Context, act, socket string, pairs int) error {
 	return err
 }
 
-// contender is a client, or the floor of its language.
+// contender is a client, a pair by hand, or the floor of its language.
 type contender struct {
 	name  string
-	floor bool
+	floor bool     // it talks to the echo
 	argv  []string // with the socket and the number of pairs, it prints the figures
 }
+
+// rows is how many contenders each language has.
+const rows = 3
 
 func contenders(self, classes string, pairs int) []contender {
 	var all []contender
@@ -76,14 +81,18 @@ func contenders(self, classes string, pairs int) []contender {
 		{"Node.js", []string{"node", "examples/pace/pairs.js", "client"}},
 		{"Java", []string{"java", "-cp", classes, "Pairs", "client"}},
 	} {
-		client, floor := c.argv, slices.Clone(c.argv)
-		if client == nil {
-			own := []string{self, "-pairs", strconv.Itoa(pairs), "-act"}
-			client, floor = append(slices.Clone(own), "go"), append(own, "floor")
-		} else {
-			floor[len(floor)-1] += "-floor"
+		with := func(what string) []string {
+			if c.argv == nil {
+				return []string{self, "-pairs", strconv.Itoa(pairs), "-act", cmp.Or(what, "go")}
+			}
+			argv := slices.Clone(c.argv)
+			if what != "" {
+				argv[len(argv)-1] += "-" + what
+			}
+			return argv
 		}
-		all = append(all, contender{c.name, false, client}, contender{c.name + ", floor", true, floor})
+		all = append(all, contender{c.name, false, with("")}, contender{c.name + ", by hand", false, with("hand")},
+			contender{c.name + ", floor", true, with("floor")})
 	}
 	return all
 }
@@ -136,7 +145,7 @@ func run(ctx context.Context, rounds, pairs int) error {
 	return nil
 }
 
-// show prints medians of the rounds. The row before a floor is its client's.
+// show prints medians of the rounds.
 func show(all []contender, turns [][]figures) {
 	middle := func(i int, of func(round int) float64) float64 {
 		values := make([]float64, len(turns[i]))
@@ -145,17 +154,14 @@ func show(all []contender, turns [][]figures) {
 		}
 		return median(values)
 	}
-	fmt.Printf("%-24s %10s %8s %10s | %12s %8s %10s\n", "", "µs a pair", "to Go's", "to floor's", "processor µs", "to Go's", "to floor's")
+	fmt.Printf("%-26s %10s %8s %10s | %12s %8s %10s\n", "", "µs a pair", "to Go's", "to floor's", "processor µs", "to Go's", "to floor's")
 	for i, c := range all {
+		floor := i/rows*rows + rows - 1 // of its language
 		took := func(j int) func(int) float64 { return func(r int) float64 { return turns[j][r].took } }
 		used := func(j int) func(int) float64 { return func(r int) float64 { return turns[j][r].used } }
 		ratio := func(a, b func(int) float64) float64 { return middle(i, func(r int) float64 { return a(r) / b(r) }) }
-		if c.floor {
-			fmt.Printf("%-24s %10.1f %8s %10s | %12.1f\n", c.name, middle(i, took(i)), "", "", middle(i, used(i)))
-			continue
-		}
-		fmt.Printf("%-24s %10.1f %8.2f %10.2f | %12.1f %8.2f %10.2f\n", c.name, middle(i, took(i)), ratio(took(i), took(0)), ratio(took(i), took(i+1)),
-			middle(i, used(i)), ratio(used(i), used(0)), ratio(used(i), used(i+1)))
+		fmt.Printf("%-26s %10.1f %8.2f %10.2f | %12.1f %8.2f %10.2f\n", c.name, middle(i, took(i)), ratio(took(i), took(0)), ratio(took(i), took(floor)),
+			middle(i, used(i)), ratio(used(i), used(0)), ratio(used(i), used(floor)))
 	}
 }
 
