@@ -26,7 +26,7 @@ public final class Pairs {
         ByteBuffer out = ByteBuffer.allocateDirect(128);
         ByteBuffer in = ByteBuffer.allocateDirect(65536);
         if (args[0].equals("client-hand")) {
-          ask(channel, in, "{\"requestId\":\"0\",\"open\":{\"name\":\"pace\"}}\n");
+          ask(channel, in, "{\"requestId\":\"0\",\"open\":{\"name\":\"pace\"}}\n", "opened");
           measure(() -> pairByHand(channel, in), pairs);
         } else {
           measure(() -> trips(channel, out, in), pairs);
@@ -39,19 +39,23 @@ public final class Pairs {
 
   /** The same by hand: the fewest steps in which this language can do it at the sidecar. */
   private static void pairByHand(SocketChannel channel, ByteBuffer in) throws Exception {
-    String granted = ask(channel, in, "{\"requestId\":\"" + ++number + "\",\"acquire\":{\"resource\":\"pace\",\"owner\":\"hand\"}}\n");
+    String granted = ask(channel, in, "{\"requestId\":\"" + ++number + "\",\"acquire\":{\"resource\":\"pace\",\"owner\":\"hand\"}}\n", "granted");
     int at = granted.indexOf("\"lockId\":\"") + 10;
     String id = granted.substring(at, granted.indexOf('"', at));
-    ask(channel, in, "{\"requestId\":\"" + ++number + "\",\"release\":{\"lockId\":\"" + id + "\"}}\n");
+    ask(channel, in, "{\"requestId\":\"" + ++number + "\",\"release\":{\"lockId\":\"" + id + "\"}}\n", "released");
   }
 
-  private static String ask(SocketChannel channel, ByteBuffer in, String line) throws Exception {
+  /** What has come when a line with that word is there. News may come before it. */
+  private static String ask(SocketChannel channel, ByteBuffer in, String line, String word) throws Exception {
     channel.write(ByteBuffer.wrap(line.getBytes(StandardCharsets.UTF_8)));
     in.clear();
-    do {
+    for (;;) {
       channel.read(in);
-    } while (in.get(in.position() - 1) != '\n');
-    return StandardCharsets.UTF_8.decode(in.flip()).toString();
+      String said = StandardCharsets.UTF_8.decode(in.duplicate().flip()).toString();
+      if (said.endsWith("\n") && said.contains(word)) {
+        return said;
+      }
+    }
   }
 
   /** Two lines there and back over a bare socket. */

@@ -69,19 +69,24 @@ func goHand(ctx context.Context, socket string, pairs int) (figures, error) {
 	}
 	defer conn.Close()
 	in := bufio.NewReader(conn)
-	ask := func(format string, args ...any) ([]byte, error) {
+	ask := func(word, format string, args ...any) ([]byte, error) {
 		if _, err := fmt.Fprintf(conn, format+"\n", args...); err != nil {
 			return nil, err
 		}
-		return in.ReadSlice('\n')
+		for { // news may come before the answer
+			answer, err := in.ReadSlice('\n')
+			if err != nil || bytes.Contains(answer, []byte(word)) {
+				return answer, err
+			}
+		}
 	}
-	if _, err := ask(`{"requestId":"0","open":{"name":"pace"}}`); err != nil {
+	if _, err := ask("opened", `{"requestId":"0","open":{"name":"pace"}}`); err != nil {
 		return figures{}, err
 	}
 	number := 0
 	return measure(pairs, func() error {
 		number += 2
-		granted, err := ask(`{"requestId":"%d","acquire":{"resource":"pace","owner":"hand"}}`, number)
+		granted, err := ask("granted", `{"requestId":"%d","acquire":{"resource":"pace","owner":"hand"}}`, number)
 		if err != nil {
 			return err
 		}
@@ -90,7 +95,7 @@ func goHand(ctx context.Context, socket string, pairs int) (figures, error) {
 		if !ok {
 			return fmt.Errorf("no grant: %s", granted)
 		}
-		_, err = ask(`{"requestId":"%d","release":{"lockId":"%s"}}`, number+1, id)
+		_, err = ask("released", `{"requestId":"%d","release":{"lockId":"%s"}}`, number+1, id)
 		return err
 	})
 }

@@ -7,25 +7,36 @@ function client(socket) {
   return { pair: async () => (await sidecar.acquire('pace')).release(), close: () => sidecar.close() };
 }
 
-/** A bare socket: `ask` sends a line, and gives the one that comes back. */
+/** A bare socket: `ask` sends a line, and gives what has come back when a line with that word is there. News may come before it. */
 function bare(path) {
   const socket = net.connect({ path });
   socket.setEncoding('utf8');
   let done;
-  socket.on('data', (text) => { if (text.endsWith('\n')) done(text); });
-  return { ask: (line) => new Promise((resolve) => { done = resolve; socket.write(line); }), close: () => socket.destroy() };
+  let word;
+  let said;
+  socket.on('data', (text) => {
+    said += text;
+    if (said.endsWith('\n') && said.includes(word)) {
+      done(said);
+    }
+  });
+  const ask = (line, answer) => new Promise((resolve) => {
+    [done, word, said] = [resolve, answer, ''];
+    socket.write(line);
+  });
+  return { ask, close: () => socket.destroy() };
 }
 
 /** The same by hand: the fewest steps in which this language can do it at the sidecar. */
 function hand(path) {
   const { ask, close } = bare(path);
-  const open = ask('{"requestId":"0","open":{"name":"pace"}}\n');
+  const open = ask('{"requestId":"0","open":{"name":"pace"}}\n', 'opened');
   let number = 0;
   const pair = async () => {
     await open;
-    const granted = await ask(`{"requestId":"${++number}","acquire":{"resource":"pace","owner":"hand"}}\n`);
+    const granted = await ask(`{"requestId":"${++number}","acquire":{"resource":"pace","owner":"hand"}}\n`, 'granted');
     const at = granted.indexOf('"lockId":"') + 10;
-    await ask(`{"requestId":"${++number}","release":{"lockId":"${granted.slice(at, granted.indexOf('"', at))}"}}\n`);
+    await ask(`{"requestId":"${++number}","release":{"lockId":"${granted.slice(at, granted.indexOf('"', at))}"}}\n`, 'released');
   };
   return { pair, close };
 }
@@ -34,7 +45,7 @@ function hand(path) {
 function floor(path) {
   const { ask, close } = bare(path);
   const line = `${'x'.repeat(127)}\n`;
-  return { pair: async () => { await ask(line); await ask(line); }, close };
+  return { pair: async () => { await ask(line, 'x'); await ask(line, 'x'); }, close };
 }
 
 async function main(kind, socket, n) {

@@ -83,44 +83,53 @@ def lock_id(granted: bytes) -> bytes:
     return granted[at : granted.index(b'"', at)]
 
 
+def came(text: bytes, word: bytes) -> bool:
+    """Whether the answer that has the word is there. News may come before it."""
+    return text.endswith(b"\n") and word in text
+
+
 def threads_hand(path: str, pairs: int) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(path)
 
-        def ask(line: bytes) -> bytes:
+        def ask(line: bytes, word: bytes) -> bytes:
             sock.sendall(line)
             answer = sock.recv(65536)
-            while not answer.endswith(b"\n"):
+            while not came(answer, word):
                 answer += sock.recv(65536)
             return answer
 
         def pair() -> None:
-            ask(RELEASE % (next(numbers), lock_id(ask(ACQUIRE % next(numbers)))))
+            ask(RELEASE % (next(numbers), lock_id(ask(ACQUIRE % next(numbers), b"granted"))), b"released")
 
         numbers = itertools.count(1)
-        ask(OPEN)
+        ask(OPEN, b"opened")
         measure(pair, pairs)
 
 
-class Echo(asyncio.Protocol):
+Ask = Callable[[bytes, bytes], Awaitable[bytes]]
+
+
+class Bare(asyncio.Protocol):
     """A bare connection of asyncio, with a future for what comes back."""
 
-    def __init__(self) -> None:
-        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[bytes]
+    word = said = b""
 
     def data_received(self, data: bytes) -> None:
-        if data.endswith(b"\n"):
-            self.answered.set_result(data)
+        self.said += data
+        if came(self.said, self.word):
+            self.answered.set_result(self.said)
 
 
-async def bare(path: str, pairs: int, pair_of: Callable[[Callable[[bytes], Awaitable[bytes]]], Awaitable[object]]) -> None:
+async def bare(path: str, pairs: int, pair_of: Callable[[Ask], Awaitable[object]]) -> None:
     loop = asyncio.get_running_loop()
-    transport, echo = await loop.create_unix_connection(Echo, path)
+    transport, protocol = await loop.create_unix_connection(Bare, path)
 
-    def ask(line: bytes) -> asyncio.Future[bytes]:
-        echo.answered = loop.create_future()
+    def ask(line: bytes, word: bytes) -> asyncio.Future[bytes]:
+        protocol.answered, protocol.word, protocol.said = loop.create_future(), word, b""
         transport.write(line)
-        return echo.answered
+        return protocol.answered
 
     await measure_tasks(lambda: pair_of(ask), pairs)
     transport.close()
@@ -129,19 +138,19 @@ async def bare(path: str, pairs: int, pair_of: Callable[[Callable[[bytes], Await
 def tasks_hand(path: str, pairs: int) -> None:
     numbers = itertools.count(1)
 
-    async def pair(ask: Callable[[bytes], Awaitable[bytes]]) -> None:
+    async def pair(ask: Ask) -> None:
         number = next(numbers)
         if number == 1:
-            await ask(OPEN)
-        await ask(RELEASE % (next(numbers), lock_id(await ask(ACQUIRE % number))))
+            await ask(OPEN, b"opened")
+        await ask(RELEASE % (next(numbers), lock_id(await ask(ACQUIRE % number, b"granted"))), b"released")
 
     asyncio.run(bare(path, pairs, pair))
 
 
 def tasks_floor(path: str, pairs: int) -> None:
-    async def pair(ask: Callable[[bytes], Awaitable[bytes]]) -> None:
-        await ask(LINE)
-        await ask(LINE)
+    async def pair(ask: Ask) -> None:
+        await ask(LINE, b"x")
+        await ask(LINE, b"x")
 
     asyncio.run(bare(path, pairs, pair))
 
