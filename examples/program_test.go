@@ -29,7 +29,8 @@ type program struct {
 	out    buffer
 	err    buffer
 	exited chan struct{}
-	code   int // valid when exited is closed; -1: ended by a signal
+	code   int // valid when exited is closed, as at; -1: ended by a signal
+	at     time.Time
 }
 
 // buffer is a bytes.Buffer that can be read while it is written, and that knows
@@ -103,7 +104,7 @@ func launchCmd(t *testing.T, cmd *exec.Cmd) *program {
 	go func() {
 		defer close(p.exited)
 		_ = cmd.Wait() // the status is looked at below
-		p.code = cmd.ProcessState.ExitCode()
+		p.code, p.at = cmd.ProcessState.ExitCode(), time.Now()
 	}()
 	t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGCONT)
