@@ -5,6 +5,10 @@ where callers come one at a time, the thread lets them read by themselves. They 
 own answers, and call the thread for anything else: it alone is never interrupted. It looks
 every few milliseconds whether they still come, and reads itself when they do not. What comes
 between two calls waits for two pauses at most.
+
+A task does the same. An answer that comes at once, as from a sidecar that need not ask a store, it
+reads itself, while its loop stands still for a moment; else the loop reads it: see Ticks for who
+takes turns.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ class Reading:
         fd = self._sock.fileno()
         try:
             return bool(select.select((fd,), (), (), _MOMENT)[0])
-        except ValueError:  # closed, or too large a number for select
+        except (ValueError, OSError):  # closed, or too large a number for select
             return False
 
     def leave(self, answers: int, others: int, due: bool) -> None:
