@@ -117,6 +117,9 @@ func TestReleaseAfterABackup(t *testing.T) {
 	q := request("r")
 	mustHave(t, kit, q)
 	restore := m.backup()
+	if _, err := kit.Heartbeat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := l.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "r", ID: "no such"}, Unsure: true}); err != nil { // which writes the lease's key
 		t.Fatal(err)
 	}

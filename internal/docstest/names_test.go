@@ -312,7 +312,7 @@ func TestCommands(t *testing.T) {
 	}{
 		{"Redis", "backends/redislock/*.go", `newScript\("([a-z_]+)"|\bobserve\("([a-z_]+)"`},
 		{"ZooKeeper", "backends/zklock/zksession/*.go", `Call\{\s*name: "([a-z_]+)"`},
-		{"etcd", "backends/caslock/*.go", `\.do\([\w.]+, "([a-z_]+)"|\.pages\([\w.]+, "([a-z_]+)"|op[A-Z][a-z]+: "([a-z_]+)"`},
+		{"etcd", "backends/caslock/*.go", `\.(?:do|inTurn)\([\w.]+, "([a-z_]+)"|\.pages\([\w.]+, "([a-z_]+)"|op[A-Z][a-z]+: "([a-z_]+)"`},
 		{"MySQL, MariaDB, PostgreSQL", "backends/sqllock/*.go backends/sqllock/*/*.go backends/mysqllock/*/*.go", `\.(?:[dD]o|run)\([\w.]+, "([a-z_]+)"|\.observe\("([a-z_]+)"|\bop[A-Z]\w+: "([a-z]+)"`},
 	} {
 		t.Run(c.store, func(t *testing.T) {
