@@ -102,9 +102,9 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 	lock.Queued(ctx)
 	lock.Blocking(ctx)
 	if _, limited := ctx.Deadline(); all != nil && !limited {
-		b.send(all)
+		b.send(all) //nolint:contextcheck,nolintlint // a batch is of many callers
 	} else if all != nil {
-		b.sending.Go(func() { b.send(all) })
+		b.sending.Go(func() { b.send(all) }) //nolint:contextcheck,nolintlint // a batch is of many callers
 	}
 	select {
 	case <-t.ready:

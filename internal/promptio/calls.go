@@ -19,7 +19,7 @@ func call(trap, fd uintptr, b []byte) (n int, err error) {
 		r, _, errno := syscall.RawSyscall(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))) //nolint:gosec // as package syscall does
 		switch errno {
 		case 0:
-			return int(r), nil //nolint:gosec // at most len(b)
+			return int(r), nil
 		case syscall.EINTR:
 		default:
 			return 0, errno
