@@ -22,7 +22,7 @@ func TestServerChange(t *testing.T) {
 	mine, taken := hold(t, l, "change-mine", lock.Exclusive), hold(t, o, "change-taken", lock.Exclusive)
 	w := queue(t, b, l, request("change-taken", lock.Exclusive))
 
-	before := r.servers()
+	before := r.Targets()
 	if len(before) != 1 {
 		t.Fatalf("connected to %v", before)
 	}
@@ -32,7 +32,7 @@ func TestServerChange(t *testing.T) {
 		}
 	}
 	eventually(t, "it is at another server", func() error {
-		if now := r.servers(); len(now) != 1 || now[0] == before[0] {
+		if now := r.Targets(); len(now) != 1 || now[0] == before[0] {
 			return errors.New(strings.Join(now, ", "))
 		}
 		return beat(t.Context(), l)

@@ -257,7 +257,7 @@ func TestForcedOutUnheard(t *testing.T) {
 					if op != opCreate || !strings.Contains(body, string(q.ID)) {
 						return pass
 					}
-					r.set(func(r *road) { r.shut = hosts(s.URL())[0] })
+					way.Shut(hosts(s.URL())[0])
 					return cutAfter
 				}
 			})
@@ -267,7 +267,8 @@ func TestForcedOutUnheard(t *testing.T) {
 			if err := b.ForceRelease(t.Context(), q.Resource, q.ID, 0); err != nil {
 				t.Fatal(err)
 			}
-			way.set(func(r *road) { r.shut, r.request = "", nil })
+			way.Shut("")
+			way.set(func(r *road) { r.request = nil })
 			if beats {
 				eventually(t, "a heartbeat hears of it", func() error { return beat(t.Context(), l) })
 			}

@@ -30,7 +30,7 @@ func TestGuestLeaves(t *testing.T) {
 	c := stranger(t, s.URL())
 	eventually(t, "the lease is all there is", func() error {
 		leases, _, err := c.Children(b.tree.leases())
-		if n := len(way.servers()); err == nil && (n != 1 || len(leases) != 1) {
+		if n := len(way.Targets()); err == nil && (n != 1 || len(leases) != 1) {
 			err = fmt.Errorf("%d connections, leases %v", n, leases)
 		}
 		return err
@@ -55,8 +55,8 @@ func TestGuestWhoseSessionEnds(t *testing.T) {
 	if _, err := b.Get(t.Context(), "r"); err != nil {
 		t.Fatal(err)
 	}
-	server := way.servers()[0]
-	way.set(func(r *road) { r.shut = server })
+	server := way.Targets()[0]
+	way.Shut(server)
 	way.sever()
 	looked := make(chan error, 1)
 	go func() {
@@ -71,7 +71,7 @@ func TestGuestWhoseSessionEnds(t *testing.T) {
 		}
 		return err
 	})
-	way.set(func(r *road) { r.shut = "" })
+	way.Shut("")
 	if err := <-looked; err != nil {
 		t.Error(err)
 	}

@@ -124,7 +124,7 @@ func TestServerThatAllowsLess(t *testing.T) {
 		}
 		q.ID = lock.NewHoldID()
 		w := queue(t, b, other, q)
-		r.set(func(r *road) { r.shut = all[0] })
+		r.Shut(all[0])
 		r.sever()
 		time.Sleep(ttl / 2) // as long as it may stay there
 		r.set(func(r *road) { r.lost, r.deaf = true, true })
@@ -150,21 +150,19 @@ func TestServerThatAllowsLessIsLeft(t *testing.T) {
 	for range 10 { // a busy machine may be too late
 		r, url := newRoad(t, "zk://"+all[0]+","+all[2])
 		_, l := sidecar(t, url, 2*time.Second)
-		before := 0
-		r.set(func(r *road) { r.shut, before = all[0], r.dialled[all[2]] })
+		before := r.Dials(all[2])
+		r.Shut(all[0])
 		r.sever()
 		eventually(t, "the other server is tried", func() error {
 			if beat(t.Context(), l) == nil {
-				t.Fatalf("a beat succeeds at a server that allows less: %v", r.servers())
+				t.Fatalf("a beat succeeds at a server that allows less: %v", r.Targets())
 			}
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if r.dialled[all[2]] == before {
+			if r.Dials(all[2]) == before {
 				return errors.New("it is not")
 			}
 			return nil
 		})
-		r.set(func(r *road) { r.shut = "" })
+		r.Shut("")
 		time.Sleep(1200 * time.Millisecond) // that server would have let it expire
 		if beat(t.Context(), l) == nil {
 			return

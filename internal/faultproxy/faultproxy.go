@@ -1,6 +1,7 @@
 // Package faultproxy is a proxy between a client and a server that makes faults: it cuts
-// connections, holds them back, delays them, or drops one answer. It knows no protocol. If
-// the messages of a protocol have numbers, a test describes them as a [Framing].
+// connections, holds them back, delays them, or drops one answer. It knows no protocol. A test
+// describes where the messages of a protocol end, and their numbers, as a [Framing]. Then it can
+// say what becomes of each message.
 package faultproxy
 
 import (
@@ -9,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -24,15 +26,18 @@ type Proxy struct {
 	endpoints []*endpoint
 	rw        *rewriter // for what the server says; nil: nothing to rewrite
 	framing   *Framing  // nil: where messages begin is not known
+	judge     func(Message) Verdict
 
 	mu      sync.Mutex
 	changed sync.Cond // held or a link's dead has changed
 	held    Direction // what is not let through
 	mute    string    // links that began with a request like that do not hear the server; empty: none
 	refuse  bool
+	shut    string // a server that cannot be reached; empty: none
 	delay   time.Duration
 	trap    *trap
 	links   map[*link]struct{}
+	dials   map[string]int // connections for each server, so far
 	closed  bool
 
 	wg sync.WaitGroup // accept loops and links
@@ -82,6 +87,10 @@ type Options struct {
 	// URL makes what Proxy.URL gives of the address of the first endpoint; nil: nothing.
 	URL     func(addr string) string
 	Framing *Framing // of what passes; nil: unknown
+	// Judge says what becomes of each message; nil: all pass. It needs a Framing, and is called by
+	// many goroutines. Other faults are for what it lets pass. A message that does not come to
+	// its end does not pass.
+	Judge func(Message) Verdict
 	// Rewrite puts a word in place of another, as long, in what the server says; empty:
 	// nothing.
 	Rewrite [2]string
@@ -104,7 +113,7 @@ type Route struct{ Listen, Target string }
 
 // New makes a proxy with an endpoint for each route.
 func New(ctx context.Context, routes []Route, o Options) (*Proxy, error) {
-	p := &Proxy{framing: o.Framing, links: map[*link]struct{}{}}
+	p := &Proxy{framing: o.Framing, judge: o.Judge, links: map[*link]struct{}{}, dials: map[string]int{}}
 	if o.Rewrite[0] != "" {
 		p.rw = newRewriter(o.Rewrite[0], o.Rewrite[1])
 	}
@@ -142,11 +151,49 @@ func (p *Proxy) URL() string { return p.url }
 // Addr is the address of the proxy; the first where there are many.
 func (p *Proxy) Addr() string { return p.endpoints[0].addr }
 
+// Addrs are the addresses of all endpoints, in the order of the routes.
+func (p *Proxy) Addrs() []string {
+	var all []string
+	for _, e := range p.endpoints {
+		all = append(all, e.addr)
+	}
+	return all
+}
+
 // Conns is the number of connections that are open now.
 func (p *Proxy) Conns() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.links)
+}
+
+// Targets are the servers of the connections that are open now, in order.
+func (p *Proxy) Targets() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []string
+	for l := range p.links {
+		if l.server != nil && !l.dead {
+			all = append(all, l.target)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Dials is how many connections for a server were made so far, also such that it could not have.
+func (p *Proxy) Dials(target string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dials[target]
+}
+
+// Shut makes one of the servers one that cannot be reached: new connections for it are reset. Open ones stay.
+// Heal, or another call, ends that; empty: none is.
+func (p *Proxy) Shut(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shut = target
 }
 
 // Inject applies a fault now.
@@ -232,7 +279,7 @@ func (p *Proxy) Delay(d time.Duration) {
 func (p *Proxy) Heal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.held, p.mute, p.delay, p.trap = 0, "", 0, nil
+	p.held, p.mute, p.shut, p.delay, p.trap = 0, "", "", 0, nil
 	p.changed.Broadcast()
 	if !p.refuse || p.closed {
 		return nil

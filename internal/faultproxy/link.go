@@ -16,10 +16,12 @@ type link struct {
 	client *net.TCPConn
 	ctx    context.Context // ends with the link; carries the dial and delays
 	cancel context.CancelFunc
+	target string // the server
 
 	// Guarded by p.mu.
 	server *net.TCPConn // nil while it is being dialled
 	dead   bool
+	cut    bool   // no more answers pass
 	armed  bool   // has sent what the trap's match asks for
 	head   []byte // what it has sent first
 	tail   []byte // end of what it has sent, where a match may have begun
@@ -34,12 +36,18 @@ func (p *Proxy) open(client *net.TCPConn, e *endpoint) {
 	defer p.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &link{p: p, client: client, ctx: ctx, cancel: cancel, to: frames{framing: p.framing}, from: frames{framing: p.framing}}
-	if p.refuse {
-		l.sever() // was accepted in the moment before the listener was closed
+	target := e.target
+	if p.refuse { // was accepted in the moment before the listener was closed
+		l.sever()
+		return
+	}
+	p.dials[target]++
+	if target == p.shut {
+		l.sever()
 		return
 	}
 	p.links[l] = struct{}{}
-	target := e.target
+	l.target = target
 	p.wg.Go(func() { l.run(target) })
 }
 
@@ -91,9 +99,16 @@ func (l *link) run(target string) {
 // for another reason than the orderly end of src, the link is severed.
 func (l *link) pump(d Direction, dst, src *net.TCPConn, rw *rewriting) {
 	buf := make([]byte, 16<<10)
+	forward := func(piece []byte) bool { return l.forward(d, dst, piece) }
+	if l.p.judge != nil {
+		whole := messages{framing: l.p.framing}
+		forward = func(piece []byte) bool {
+			return whole.add(piece, func(m []byte, first bool) bool { return l.judged(d, dst, m, first) })
+		}
+	}
 	for {
 		n, err := src.Read(buf)
-		if piece := rw.rewrite(buf[:n], err != nil); len(piece) > 0 && !l.forward(d, dst, piece) {
+		if piece := rw.rewrite(buf[:n], err != nil); len(piece) > 0 && !forward(piece) {
 			break
 		}
 		if errors.Is(err, io.EOF) {

@@ -34,9 +34,9 @@ func NewProxy(ctx context.Context, target string) (*Proxy, error) {
 	return faultproxy.To(ctx, target, faultproxy.Options{})
 }
 
-// zooKeeperFraming: every message begins with its length and, but for the first, its
+// ZooKeeperFraming is that of ZooKeeper's packets: every message begins with its length and, but for the first, its
 // number. An answer has that of its request.
-var zooKeeperFraming = &faultproxy.Framing{
+var ZooKeeperFraming = &faultproxy.Framing{
 	LengthSize: 4,
 	Length:     func(head []byte) int64 { return 4 + int64(binary.BigEndian.Uint32(head)) },
 	Number: func(head []byte) (uint32, bool) {
@@ -50,7 +50,7 @@ var zooKeeperFraming = &faultproxy.Framing{
 // framingOf is what is known of the messages of a store, by its URL.
 func framingOf(url string) *faultproxy.Framing {
 	if strings.HasPrefix(url, "zk://") {
-		return zooKeeperFraming
+		return ZooKeeperFraming
 	}
 	return nil
 }
