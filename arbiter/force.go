@@ -113,7 +113,7 @@ func (b *Backend) lookAll(ctx context.Context, r lock.Resource, q *looks) {
 		}
 		b.mu.Unlock()
 		limit, cancel := context.WithTimeout(ctx, lookLimit)
-		ignore := context.AfterFunc(b.ctx, cancel)
+		ignore := context.AfterFunc(b.ctx, cancel) //nolint:contextcheck // whichever ends first
 		st, err := b.Backend.Get(limit, r)
 		ignore()
 		cancel()

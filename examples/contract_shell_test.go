@@ -92,20 +92,20 @@ func (r *shellRun) step(s contractStep) error {
 	if s.Call != "" && s.Do != "answer" {
 		return err
 	}
-	var why shellReason
+	var why shellError
 	if err != nil && !errors.As(err, &why) {
 		return err
 	}
-	if string(why) != s.Error { // there is a text for people, and no metadata
-		return fmt.Errorf("got %q, want %q", why, s.Error)
+	if got := string(why); got != s.Error { // there is a text for people, and no metadata
+		return fmt.Errorf("got %q, want %q", got, s.Error)
 	}
 	return nil
 }
 
-// shellReason is an error by its reason.
-type shellReason string
+// shellError is the reason of an error.
+type shellError string
 
-func (r shellReason) Error() string { return string(r) }
+func (r shellError) Error() string { return string(r) }
 
 func (r *shellRun) socket(client string) string { return r.sidecars[r.clients[client]].socket }
 
@@ -145,7 +145,7 @@ func (r *shellRun) acquire(s contractStep) error {
 		}
 		argv = append(append(append([]string{kind}, flags...), names...), "--")
 	}
-	cmd := exec.CommandContext(context.Background(), program, append(argv, "bash", "-c", shellCommand)...) //nolint:gosec // our own programs
+	cmd := exec.CommandContext(context.Background(), program, append(argv, "bash", "-c", shellCommand)...)
 	cmd.Env = environment("LOCKSIDECAR_SOCKET=" + r.socket(s.Client))
 	input, err := cmd.StdinPipe()
 	if err != nil {
@@ -189,10 +189,10 @@ func (h *shellHold) refusal() error {
 	said := h.err.String()
 	_, coded, _ := strings.Cut(said, "with-lock: not run: ")
 	if reason, _, ok := strings.Cut(coded, ": "); ok && reason == strings.ToUpper(reason) {
-		return shellReason(reason)
+		return shellError(reason)
 	}
 	if status, ok := h.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() || h.code == 128+int(syscall.SIGTERM) {
-		return shellReason("CANCELLED")
+		return shellError("CANCELLED")
 	}
 	for _, of := range []struct {
 		code         int
@@ -207,7 +207,7 @@ func (h *shellHold) refusal() error {
 		{125, "", "INVALID_REQUEST"},
 	} {
 		if h.code == of.code && strings.Contains(said, of.text) {
-			return shellReason(of.reason)
+			return shellError(of.reason)
 		}
 	}
 	return fmt.Errorf("status %d: %s", h.code, said)
@@ -216,10 +216,10 @@ func (h *shellHold) refusal() error {
 // ending is how a hold has ended that is over; nil where it goes on.
 func (h *shellHold) ending() error {
 	if _, told := h.out.first("lost"); told || h.over() && h.code == 76 {
-		return shellReason("LOCK_LOST")
+		return shellError("LOCK_LOST")
 	}
 	if h.over() {
-		return shellReason("NOT_HOLDER")
+		return shellError("NOT_HOLDER")
 	}
 	return nil
 }
@@ -262,7 +262,7 @@ func (r *shellRun) release(s contractStep) error {
 	case code == 76 && !h.tells():
 		return fmt.Errorf("it does not say %s: %s", h.why, &h.err)
 	case code == 76:
-		return shellReason("LOCK_LOST")
+		return shellError("LOCK_LOST")
 	case code != status:
 		return fmt.Errorf("status %d: %s", code, &h.err)
 	}
@@ -302,7 +302,7 @@ func (r *shellRun) look(s contractStep) error {
 		}
 	}
 	if s.Lost != nil {
-		expect("lost", errors.Is(h.ending(), shellReason("LOCK_LOST")), *s.Lost)
+		expect("lost", errors.Is(h.ending(), shellError("LOCK_LOST")), *s.Lost)
 	}
 	if s.ValidFor != nil { // the tools end what is valid no more, and do not say for how long it is
 		expect("over", h.ending() != nil, s.ValidFor[1] == 0)
@@ -362,7 +362,7 @@ func (r *shellRun) lost(s contractStep) error {
 	h.why = s.Reason
 	for end := time.Now().Add(ms(s.Within)); ; time.Sleep(2 * time.Millisecond) {
 		over := h.over()
-		if errors.Is(h.ending(), shellReason("LOCK_LOST")) && (h.tells() || r.tool == "with-lock" && !over) {
+		if errors.Is(h.ending(), shellError("LOCK_LOST")) && (h.tells() || r.tool == "with-lock" && !over) {
 			return nil
 		}
 		if time.Now().After(end) {
@@ -408,7 +408,7 @@ func (r *shellRun) close(s contractStep) error {
 func (r *shellRun) open(s contractStep) error {
 	out := launch(r.t, []string{"LOCKSIDECAR_SOCKET=" + r.socket(s.Client)}, binary, "info")
 	if out.wait() != 0 && strings.Contains(out.err.String(), "no sidecar answers") {
-		return shellReason("NO_SIDECAR")
+		return shellError("NO_SIDECAR")
 	}
 	return nil
 }
