@@ -102,7 +102,9 @@ func testSpaces(e *env) {
 	waited := make(chan struct{})
 	t.tasks.Go(func() {
 		defer close(waited)
-		next, nextErr = w2.Acquire(t.ctx, ask(secret))
+		r := ask(secret)
+		r.Wait *= 10 // it waits until the end of the test
+		next, nextErr = w2.Acquire(t.ctx, r)
 	})
 	kept, detached := t.belongings(w)
 	stands := func(after string) {
