@@ -103,6 +103,7 @@ func writeZooKeeper(ctx context.Context, n *node, id int, more []string) (string
 		fmt.Sprintf("clientPort=%d", n.port),
 		"clientPortAddress=" + n.m.bind(),
 		"maxClientCnxns=0", // all tests are one client by their address
+		"forceSync=no",     // what is written outlives a kill -9, though not the machine
 		"admin.enableServer=false",
 		"4lw.commands.whitelist=*",
 	}
