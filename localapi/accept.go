@@ -93,7 +93,9 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 // name finds out who has made a connection, and which space of names that is in.
 func (s *Server) name(c *conn) {
 	if s.o.Principals != nil {
-		c.principal, c.unknown = s.o.Principals(c.UnixConn)
+		var who Who
+		who, c.unknown = s.o.Principals(c.UnixConn)
+		c.principal, c.account = who.Name, who.Account
 	}
 	switch {
 	case c.unknown != nil:

@@ -19,7 +19,7 @@ import (
 // TestUnreadBudget: what a connection and a user may leave unread. Who has nothing unread
 // gets any answer, however large.
 func TestUnreadBudget(t *testing.T) {
-	u := &unread{users: make(map[session.Principal]int)}
+	u := newUnread()
 	of := func(uid uint32) *conn { return &conn{peer: &peercred.Peer{UID: uid}} }
 	refused := func(c *conn, size int, limit string, most int) {
 		t.Helper()
@@ -51,8 +51,8 @@ func TestUnreadBudget(t *testing.T) {
 	c := of(3)
 	take(c, 2*maxUnread)
 	refused(c, 1, "bytes of unread answers", maxUnread)
-	u.add(c, -2*maxUnread)
-	if _, there := u.users[c.who()]; there {
+	u.owes(c, -2*maxUnread)
+	if _, there := u.taken[c.shares()[0]]; there {
 		t.Error("who owes nothing is kept")
 	}
 	take(c, 5)
@@ -90,7 +90,7 @@ func TestLargeAnswersAreOwed(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		b.Free() // as gRPC does
-		if c.unread != 0 || len(s.unread.users) != 0 {
+		if c.unread != 0 || len(s.unread.taken) != 0 {
 			t.Errorf("%d bytes are counted when it was written", c.unread)
 		}
 		time.Sleep(2 * time.Minute) // it is not cut off any more: that would panic here
@@ -118,7 +118,7 @@ func TestLargeAnswersAreOwed(t *testing.T) {
 
 // TestPlacesOfTheGone: a connection that has ended makes room for nobody, and is in no list.
 func TestPlacesOfTheGone(t *testing.T) {
-	p := newPlaces(8, 2)
+	p := newPlaces(8, each(2, 0, 0))
 	p.firstWord = 0
 	of := func(uid uint32) *conn { return &conn{peer: &peercred.Peer{UID: uid}} }
 	admit := func(c *conn) *conn {
@@ -161,7 +161,7 @@ func TestSilentAndIdle(t *testing.T) {
 		"both silent": {}, "the first spoke": {[2]bool{true, false}}, "the second spoke": {[2]bool{false, true}}, "both spoke": {[2]bool{true, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlaces(8, 2)
+			p := newPlaces(8, each(2, 0, 0))
 			p.firstWord = 0
 			var all [2]*conn
 			for i := range all {
@@ -203,7 +203,7 @@ func TestWhoMakesRoomForWhom(t *testing.T) {
 		"its own, where it has least": {map[uint32]int{2: 2}, map[uint32]int{1: 3}, 2, 2, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlaces(5, 5)
+			p := newPlaces(5, each(5, 0, 0))
 			p.firstWord = 0
 			for uid, n := range x.has {
 				for range n {
@@ -234,7 +234,7 @@ func TestWhoMakesRoomForWhom(t *testing.T) {
 			}
 		})
 	}
-	if r := newPlaces(160, 160).reserve; r != 10 {
+	if r := newPlaces(160, each(160, 0, 0)).reserve; r != 10 {
 		t.Errorf("%d of 160 places are reserved", r)
 	}
 }

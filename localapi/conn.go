@@ -24,6 +24,7 @@ type conn struct {
 
 	peer      *peercred.Peer
 	principal string         // its name; empty: it is the uid
+	account   string         // the service account of Kubernetes, as NAMESPACE/NAME; empty: it has none
 	unknown   error          // why the principal, or its space, cannot be told: nothing is allowed
 	space     *session.Space // that all calls are in; nil: unknown
 	places    *places
@@ -131,7 +132,7 @@ func (c *conn) AuthType() string { return "SO_PEERCRED" }
 
 // sessionPeer tells a session who its app is.
 func (c *conn) sessionPeer() session.Peer {
-	return session.Peer{UID: c.peer.UID, GID: c.peer.GID, PID: c.peer.PID, Principal: c.principal, Gone: c.peer.Gone}
+	return session.Peer{UID: c.peer.UID, GID: c.peer.GID, PID: c.peer.PID, Principal: c.principal, Account: c.account, Gone: c.peer.Gone}
 }
 
 // strangers are all whose principal cannot be told. They count as one: by its uid, which
@@ -147,12 +148,12 @@ func (c *conn) who() session.Principal {
 	return p.Who()
 }
 
-// spaceName is the name of the space of c; empty: it is the one of everybody, or not known.
-func (c *conn) spaceName() string {
-	if c.space == nil {
-		return ""
+// shares are whose limits c counts for, the principal first.
+func (c *conn) shares() []session.Share {
+	if c.unknown != nil {
+		return session.Peer{Principal: strangers}.Shares(nil)
 	}
-	return c.space.Name()
+	return c.sessionPeer().Shares(c.space)
 }
 
 // whois says in a log line who has connected.
@@ -160,6 +161,9 @@ func (c *conn) whois() []any {
 	keys := []any{keyPID, c.peer.PID, keyUID, c.peer.UID}
 	if c.principal != "" {
 		keys = append(keys, keyPrincipal, c.principal)
+	}
+	if c.account != "" {
+		keys = append(keys, keyAccount, c.account)
 	}
 	if c.space != nil && !c.space.Whole() {
 		keys = append(keys, keySpace, c.space.Name())

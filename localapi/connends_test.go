@@ -64,11 +64,11 @@ func TestEndOfAConnection(t *testing.T) {
 	if ignored != 1 {
 		t.Errorf("the watch was ended %d times", ignored)
 	}
-	if s.places.count() != 0 || len(s.unread.users) != 0 {
-		t.Errorf("%d places, unread by %v", s.places.count(), s.unread.users)
+	if s.places.count() != 0 || len(s.unread.taken) != 0 {
+		t.Errorf("%d places, unread by %v", s.places.count(), s.unread.taken)
 	}
-	if err := s.unread.take(c, 5); err != nil || len(s.unread.users) != 0 {
-		t.Errorf("an answer that comes later is counted: %v, %v", s.unread.users, err)
+	if err := s.unread.take(c, 5); err != nil || len(s.unread.taken) != 0 {
+		t.Errorf("an answer that comes later is counted: %v, %v", s.unread.taken, err)
 	}
 	if c.peer.Retain() {
 		t.Error("the peer is still watched")

@@ -50,7 +50,19 @@ type Limits struct {
 	Idle              time.Duration // between two requests of an HTTP connection; default 2m
 	Stall             time.Duration // for a client to read on while answers are due; default 30s
 
-	ConnectionsPerSpace int // of all principals of one space together, but not of everybody's; default half of Connections
+	PerAccount Quota // of each service account; default: none
+	PerSpace   Quota // of each space, but not of everybody's; default half of Connections, and as many watches
+}
+
+// Quota bounds what several principals have together. 0: only the other limits do.
+type Quota struct {
+	Connections int
+	Watches     int
+}
+
+// each gives the limits of each share, by level.
+func each(principal, account, space int) [session.Levels]int {
+	return [session.Levels]int{session.OfPrincipal: principal, session.OfAccount: account, session.OfSpace: space}
 }
 
 const (
@@ -75,7 +87,8 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.Mode, defaultMode)
 	setDefault(&o.Limits.Connections, affordableConnections())
 	setDefault(&o.Limits.ConnectionsPerUID, o.Limits.Connections-o.Limits.Connections/4)
-	setDefault(&o.Limits.ConnectionsPerSpace, max(1, o.Limits.Connections/2))
+	setDefault(&o.Limits.PerSpace.Connections, max(1, o.Limits.Connections/2))
+	setDefault(&o.Limits.PerSpace.Watches, o.Limits.PerSpace.Connections)
 	setDefault(&o.Limits.WatchesPerUID, defaultWatchesPerUID)
 	setDefault(&o.Limits.MessageBytes, defaultMessageBytes)
 	setDefault(&o.Limits.HeaderBytes, defaultHeaderBytes)

@@ -2,13 +2,14 @@ package localapi
 
 import (
 	"container/list"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/session"
 )
 
-// places bounds the connections: of all principals, of each, and of those of one space.
+// places bounds the connections: of all principals, of each, and of those that have a limit together.
 //
 // A connection without a call in flight and without a session is idle. Where a
 // place is short, the connection that has been idle for longest makes room, so
@@ -16,22 +17,21 @@ import (
 // use is never closed for another, nor is a new one whose first request may be on
 // its way.
 type places struct {
-	max, each int
+	max       int
 	firstWord time.Duration // for how long a new connection is not idle
 	// reserve are places that only a principal without any connection gets.
-	reserve   int
-	eachSpace int // 0: no limit
+	reserve int
 
 	mu     sync.Mutex
 	taken  int
 	idled  uint64 // how often a connection has become idle
 	users  map[session.Principal]*user
-	spaces map[string]int // how many each has, by name; none of everybody
+	shares tally
 }
 
 // user is what one principal has. Both lists are of *conn, the longest idle first.
 type user struct {
-	space  string // the name of its own; empty: that of everybody
+	shares []session.Share // that its connections count for
 	taken  int
 	silent list.List // that have not been in use yet
 	idle   list.List
@@ -51,10 +51,10 @@ type place struct {
 // to another. It is not closed then, but when a place is short.
 const firstWord = 200 * time.Millisecond
 
-func newPlaces(limit, each int) *places {
+func newPlaces(limit int, each [session.Levels]int) *places {
 	return &places{
-		max: limit, each: each, firstWord: firstWord, reserve: limit / 16,
-		users: make(map[session.Principal]*user), spaces: make(map[string]int),
+		max: limit, firstWord: firstWord, reserve: limit / 16,
+		users: make(map[session.Principal]*user), shares: newTally("connections", each),
 	}
 }
 
@@ -66,23 +66,20 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	who := c.who()
 	u := p.users[who]
 	if u == nil {
-		u = &user{space: c.spaceName()}
+		u = &user{shares: c.shares()}
 	}
 	room := p.max
 	if u.taken > 0 {
 		room -= p.reserve
 	}
+	share, full := p.shares.full(u.shares, 1)
 	switch {
-	case u.taken >= p.each:
-		if evicted = p.longestIdle(u); evicted == nil {
-			return nil, &session.LimitError{Limit: "connections" + ofOne(who), Max: p.each}
-		}
-	case u.space != "" && p.eachSpace > 0 && p.spaces[u.space] >= p.eachSpace:
-		if evicted = p.victim(u, u.space); evicted == nil {
-			return nil, &session.LimitError{Limit: "connections of one space", Max: p.eachSpace}
+	case full != nil:
+		if evicted = p.victim(u, func(other *user) bool { return slices.Contains(other.shares, share) }); evicted == nil {
+			return nil, full
 		}
 	case p.taken >= room:
-		if evicted = p.victim(u, ""); evicted == nil {
+		if evicted = p.victim(u, func(*user) bool { return true }); evicted == nil {
 			return nil, &session.LimitError{Limit: "connections", Max: p.max}
 		}
 	}
@@ -92,9 +89,7 @@ func (p *places) admit(c *conn) (evicted *conn, _ error) {
 	p.users[who] = u
 	u.taken++
 	p.taken++
-	if u.space != "" {
-		p.spaces[u.space]++
-	}
+	p.shares.add(u.shares, 1)
 	c.place = place{taken: true, came: time.Now()}
 	p.rest(c, &u.silent)
 	return evicted, nil
@@ -107,12 +102,12 @@ func (p *places) rest(c *conn, in *list.List) {
 }
 
 // victim is the connection that makes room for one more of u: an idle one of the
-// user who has the most, and at least as many as u; of that space, if there is one. mu is held.
-func (p *places) victim(u *user, space string) *conn {
+// user who has the most, and at least as many as u, of those whom may says. mu is held.
+func (p *places) victim(u *user, may func(*user) bool) *conn {
 	var found *conn
 	most := u.taken - 1
 	for _, other := range p.users {
-		if other.taken <= most || space != "" && other.space != space {
+		if other.taken <= most || !may(other) {
 			continue
 		}
 		if c := p.longestIdle(other); c != nil {
@@ -186,12 +181,7 @@ func (p *places) remove(c *conn) {
 	if u.taken--; u.taken == 0 {
 		delete(p.users, who)
 	}
-	if u.space == "" {
-		return
-	}
-	if p.spaces[u.space]--; p.spaces[u.space] == 0 {
-		delete(p.spaces, u.space)
-	}
+	p.shares.add(u.shares, -1)
 }
 
 // count is how many places are taken.

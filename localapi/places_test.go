@@ -3,7 +3,6 @@ package localapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
-	"github.com/locksidecar/locksidecar/backends/embedded"
 	"github.com/locksidecar/locksidecar/localapi/peercred"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -112,7 +110,7 @@ func TestPlaces(t *testing.T) {
 		}
 	}
 	t.Run("the limit of one user", func(t *testing.T) {
-		p := newPlaces(8, 3)
+		p := newPlaces(8, each(3, 0, 0))
 		var mine []*conn
 		for range 3 {
 			c := of(1)
@@ -131,47 +129,8 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("%d taken", p.count())
 		}
 	})
-	t.Run("the limit of one space", func(t *testing.T) {
-		store := embedded.New()
-		defer func() { _ = store.Close() }()
-		m, err := session.New(session.Options{Backend: store})
-		if err != nil {
-			t.Fatal(err)
-		}
-		in := func(space, pod string) *conn {
-			sp, err := m.In(space)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return &conn{peer: &peercred.Peer{}, space: sp, principal: "pod:" + space + "/" + pod}
-		}
-		p := newPlaces(32, 2)
-		p.eachSpace, p.firstWord = 3, 0
-		idle := in("bank", "a")
-		admit(p, idle)
-		busy := in("shop", "a")
-		for _, c := range []*conn{busy, in("shop", "a"), in("shop", "b")} {
-			admit(p, c)
-			p.enter(c)
-		}
-		for range 2 { // though another space has an idle one, and though there is room
-			refused(p, in("shop", "c"), "connections of one space", 3)
-		}
-		admit(p, in("bank", "b"))
-		for i := range 5 { // that sees all spaces
-			admit(p, in("", fmt.Sprint("agent", i)))
-		}
-		p.leave(busy)
-		if got := admit(p, in("shop", "b")); got != busy {
-			t.Error("not the idle one of the space")
-		}
-		p.free(idle)
-		if p.spaces["bank"] != 1 || p.spaces["shop"] != 3 || len(p.spaces) != 2 {
-			t.Errorf("spaces: %v", p.spaces)
-		}
-	})
 	t.Run("who has the most makes room", func(t *testing.T) {
-		p := newPlaces(8, 6)
+		p := newPlaces(8, each(6, 0, 0))
 		p.firstWord = 0
 		var first *conn
 		for i := range 6 {
@@ -190,7 +149,7 @@ func TestPlaces(t *testing.T) {
 		}
 	})
 	t.Run("who has less makes no room", func(t *testing.T) {
-		p := newPlaces(4, 4)
+		p := newPlaces(4, each(4, 0, 0))
 		for range 3 {
 			c := of(1)
 			admit(p, c)
@@ -200,7 +159,7 @@ func TestPlaces(t *testing.T) {
 		refused(p, of(1), "connections", 4)
 	})
 	t.Run("a place for each user", func(t *testing.T) {
-		p := newPlaces(32, 32)
+		p := newPlaces(32, each(32, 0, 0))
 		for range 30 { // all but the reserve
 			c := of(1)
 			admit(p, c)
@@ -215,7 +174,7 @@ func TestPlaces(t *testing.T) {
 	})
 	t.Run("a first request that is on its way", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlaces(8, 2)
+			p := newPlaces(8, each(2, 0, 0))
 			fresh, used := of(1), of(1)
 			admit(p, fresh)
 			admit(p, used)
@@ -232,7 +191,7 @@ func TestPlaces(t *testing.T) {
 		})
 	})
 	t.Run("nothing is left", func(t *testing.T) {
-		p := newPlaces(4, 4)
+		p := newPlaces(4, each(4, 0, 0))
 		for range 20 {
 			c := of(1)
 			admit(p, c)
@@ -285,38 +244,4 @@ func TestPeerDiesDuringGreet(t *testing.T) {
 		}
 	}
 	eventually(t, "all places free", func() bool { return s.server.places.count() == 0 })
-}
-
-func TestPerPrincipal(t *testing.T) {
-	p := newPerPrincipal("things", 2)
-	one, two := session.Peer{UID: 1}.Who(), session.Peer{UID: 1, Principal: "unit:a.service"}.Who()
-	for range 2 {
-		if err := p.take(one); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var l *session.LimitError
-	if err := p.take(one); !errors.As(err, &l) || fmt.Sprint(l) != "limit reached: at most 2 things of one user" {
-		t.Errorf("take: %v", err)
-	}
-	if err := p.take(two); err != nil {
-		t.Errorf("another principal of the same uid: %v", err)
-	}
-	if err := p.take(two); err != nil {
-		t.Error(err)
-	}
-	if err := p.take(two); !errors.As(err, &l) || l.Limit != "things of one unit" {
-		t.Errorf("take: %v", err)
-	}
-	p.give(two)
-	p.give(one)
-	if err := p.take(one); err != nil {
-		t.Errorf("after give: %v", err)
-	}
-	p.give(one)
-	p.give(one)
-	p.give(two)
-	if len(p.taken) != 0 {
-		t.Errorf("left: %v", p.taken)
-	}
 }

@@ -10,9 +10,15 @@ import (
 	"github.com/locksidecar/locksidecar/localapi/podid"
 )
 
-// Principals names who has made a connection, by what the kernel tells and not by what the
+// Principals tells who has made a connection, by what the kernel tells and not by what the
 // client says. It does not block. Whom it gives an error for may do nothing.
-type Principals func(*net.UnixConn) (name string, err error)
+type Principals func(*net.UnixConn) (Who, error)
+
+// Who is who has made a connection.
+type Who struct {
+	Name    string // of the principal
+	Account string // the service account of Kubernetes whose limits it counts for as well, as NAMESPACE/NAME; empty: it has none
+}
 
 // UnitPrincipal is the name of a systemd unit as a principal.
 func UnitPrincipal(unit string) string { return "unit:" + unit }
@@ -28,16 +34,16 @@ func ByUnit() (Principals, error) {
 	if err != nil {
 		return nil, err
 	}
-	return func(c *net.UnixConn) (string, error) {
+	return func(c *net.UnixConn) (Who, error) {
 		path, err := cgroups.Of(c)
 		if err != nil {
-			return "", err
+			return Who{}, err
 		}
 		unit, err := podid.Unit(path)
 		if err != nil {
-			return "", err
+			return Who{}, err
 		}
-		return UnitPrincipal(unit), nil
+		return Who{Name: UnitPrincipal(unit)}, nil
 	}, nil
 }
 
@@ -77,25 +83,25 @@ func ByPod(pods podid.Folder, allow func(podid.Principal) bool) (Principals, err
 	if err != nil {
 		own = podid.Place{} // nobody's
 	}
-	return func(c *net.UnixConn) (string, error) {
+	return func(c *net.UnixConn) (Who, error) {
 		path, err := cgroups.Of(c)
 		if err != nil {
-			return "", err
+			return Who{}, err
 		}
 		place, err := podid.Pod(path)
 		switch {
 		case err != nil:
-			return "", err
+			return Who{}, err
 		case place == own:
-			return NodePrincipal, nil
+			return Who{Name: NodePrincipal}, nil
 		}
 		pod, err := pods.Principal(place)
 		switch {
 		case err != nil:
-			return "", err
+			return Who{}, err
 		case !allow(pod):
-			return "", fmt.Errorf("%w: %s of namespace %s", errNotAllowed, pod.ServiceAccount, pod.Namespace)
+			return Who{}, fmt.Errorf("%w: %s of namespace %s", errNotAllowed, pod.ServiceAccount, pod.Namespace)
 		}
-		return podPrincipal + pod.Namespace + "/" + pod.Pod, nil
+		return Who{Name: podPrincipal + pod.Namespace + "/" + pod.Pod, Account: pod.Namespace + "/" + pod.ServiceAccount}, nil
 	}, nil
 }

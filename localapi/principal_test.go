@@ -25,12 +25,12 @@ func withNames(t *testing.T, change ...func(*session.Options, *Options)) (s *sid
 	var now atomic.Value
 	now.Store("")
 	return start(t, append(change, func(_ *session.Options, lo *Options) {
-		lo.Principals = func(*net.UnixConn) (string, error) {
+		lo.Principals = func(*net.UnixConn) (Who, error) {
 			name, _ := now.Load().(string)
 			if name == "" {
-				return "", errors.New("it is in no unit")
+				return Who{}, errors.New("it is in no unit")
 			}
-			return name, nil
+			return Who{Name: name}, nil
 		}
 	})...), func(name string) { now.Store(name) }
 }
@@ -108,8 +108,8 @@ func TestSessionsOfPrincipals(t *testing.T) {
 
 // TestPlacesOfPrincipals: what one unit takes, another one of the same user still has.
 func TestPlacesOfPrincipals(t *testing.T) {
-	p := newPlaces(8, 1)
-	u := &unread{users: make(map[session.Principal]int)}
+	p := newPlaces(8, each(1, 0, 0))
+	u := newUnread()
 	of := func(name string) *conn { return &conn{peer: &peercred.Peer{UID: 1000}, principal: name} }
 	refused := func(err error, limit string) {
 		t.Helper()
@@ -216,7 +216,7 @@ func TestAccessByName(t *testing.T) {
 // TestStrangersCountAsOne: those of whom nobody can tell who they are have one share of the connections together,
 // whatever users they are. (A container may choose its users.)
 func TestStrangersCountAsOne(t *testing.T) {
-	p := newPlaces(32, 2)
+	p := newPlaces(32, each(2, 0, 0))
 	p.firstWord = time.Hour // nobody makes room
 	of := func(uid uint32, name string, unknown error) *conn {
 		return &conn{peer: &peercred.Peer{UID: uid}, principal: name, unknown: unknown, places: p}

@@ -23,7 +23,7 @@ import (
 func TestDefaultLimits(t *testing.T) {
 	o := Options{Limits: Limits{Connections: 4096}}.withDefaults()
 	want := Limits{
-		Connections: 4096, ConnectionsPerUID: 3072, ConnectionsPerSpace: 2048, WatchesPerUID: 64, MessageBytes: 64 << 10, HeaderBytes: 16 << 10,
+		Connections: 4096, ConnectionsPerUID: 3072, PerSpace: Quota{Connections: 2048, Watches: 2048}, WatchesPerUID: 64, MessageBytes: 64 << 10, HeaderBytes: 16 << 10,
 		InFlight: 2048, Handshake: time.Minute, Body: time.Minute, Idle: 2 * time.Minute, Stall: 30 * time.Second,
 	}
 	if o.Limits != want || o.Mode != 0o660 {

@@ -32,6 +32,7 @@ import (
 
 // Keys of the log lines.
 const (
+	keyAccount   = "service_account"
 	keyError     = "error"
 	keyLockIDs   = "lock_ids"
 	keyMethod    = "method"
@@ -70,7 +71,7 @@ type Server struct {
 	httpConns *queueListener
 	places    *places       // of connections
 	asides    chan struct{} // one for each goroutine of aside
-	watches   *perPrincipal
+	watches   *shared
 	unread    *unread
 	standing  atomic.Int32 // streams whose client does not read
 	listening chan struct{}
@@ -86,15 +87,15 @@ type Server struct {
 // New makes a Server. Nothing happens until Run.
 func New(o Options) *Server {
 	o = o.withDefaults()
+	l := &o.Limits
 	s := &Server{
 		o:         o,
-		places:    newPlaces(o.Limits.Connections, o.Limits.ConnectionsPerUID),
+		places:    newPlaces(l.Connections, each(l.ConnectionsPerUID, l.PerAccount.Connections, l.PerSpace.Connections)),
 		asides:    make(chan struct{}, maxAsides),
-		watches:   newPerPrincipal("watches", o.Limits.WatchesPerUID),
-		unread:    &unread{users: make(map[session.Principal]int)},
+		watches:   &shared{tally: newTally("watches", each(l.WatchesPerUID, l.PerAccount.Watches, l.PerSpace.Watches))},
+		unread:    newUnread(),
 		listening: make(chan struct{}),
 	}
-	s.places.eachSpace = o.Limits.ConnectionsPerSpace
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
 	s.grpcConns, s.httpConns = newQueueListener(addr), newQueueListener(addr)
 	s.stopping, s.stop = context.WithCancelCause(context.Background())

@@ -247,7 +247,7 @@ func large(t *testing.T, stall time.Duration, change ...func(*session.Options, *
 func (s *sidecar) counted() int {
 	s.server.unread.mu.Lock()
 	defer s.server.unread.mu.Unlock()
-	return len(s.server.unread.users)
+	return len(s.server.unread.taken)
 }
 
 // Answers over gRPC that nobody reads take a bounded amount of memory. Those that

@@ -219,9 +219,10 @@ func (s *service) follow(ctx context.Context, q *pb.WatchLocksRequest, fn func(s
 	if err != nil {
 		return err
 	}
-	if err := s.watches.take(c.who()); err != nil {
+	of := c.shares()
+	if err := s.watches.take(of); err != nil {
 		return err
 	}
-	defer s.watches.give(c.who())
+	defer s.watches.give(of)
 	return c.space.Watch(ctx, q.GetPrefix(), interval, fn)
 }

@@ -16,20 +16,26 @@ import (
 )
 
 // gRPC takes an answer from its handler in full, and keeps it in memory until the
-// client reads it. So the large ones are counted: each connection and each
-// principal has a budget for what is not read yet, and a connection that leaves one unread
+// client reads it. So the large ones are counted: each connection, each
+// principal and those that have limits together have a budget for what is not read yet, and a connection that leaves one unread
 // for as long as Limits.Stall is closed. The small ones are bounded by the calls
 // of a connection.
 const (
-	smallAnswer   = 4 << 10
-	maxUnread     = 8 << 20  // bytes, of a connection
-	maxUnreadUser = 32 << 20 // of a principal
+	smallAnswer      = 4 << 10
+	maxUnread        = 8 << 20   // bytes, of a connection
+	maxUnreadUser    = 32 << 20  // of a principal
+	maxUnreadAccount = 64 << 20  // of a service account
+	maxUnreadSpace   = 128 << 20 // of a space: a quarter of what the chart gives to the sidecar of a node
 )
 
 // unread counts the bytes of large answers that clients have not read.
 type unread struct {
-	mu    sync.Mutex
-	users map[session.Principal]int
+	mu sync.Mutex
+	tally
+}
+
+func newUnread() *unread {
+	return &unread{tally: newTally("bytes of unread answers", each(maxUnreadUser, maxUnreadAccount, maxUnreadSpace))}
 }
 
 // owed is an answer that is counted until gRPC has written it. As a
@@ -46,13 +52,13 @@ type owed struct {
 func (u *unread) take(c *conn, size int) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	switch of := u.users[c.who()]; {
-	case c.unread > 0 && c.unread+size > maxUnread:
-		return &session.LimitError{Limit: "bytes of unread answers", Max: maxUnread}
-	case of > 0 && of+size > maxUnreadUser:
-		return &session.LimitError{Limit: "bytes of unread answers" + ofOne(c.who()), Max: maxUnreadUser}
+	if c.unread > 0 && c.unread+size > maxUnread {
+		return &session.LimitError{Limit: u.what, Max: maxUnread}
 	}
-	u.add(c, size)
+	if _, full := u.full(c.shares(), size); full != nil {
+		return full
+	}
+	u.owes(c, size)
 	return nil
 }
 
@@ -60,20 +66,17 @@ func (u *unread) take(c *conn, size int) error {
 func (u *unread) forget(c *conn) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.add(c, -c.unread)
+	u.owes(c, -c.unread)
 	c.forgotten = true
 }
 
-// add counts more, or less. mu is held.
-func (u *unread) add(c *conn, size int) {
+// owes counts more, or less. mu is held.
+func (u *unread) owes(c *conn, size int) {
 	if c.forgotten {
 		return
 	}
 	c.unread += size
-	who := c.who()
-	if u.users[who] += size; u.users[who] == 0 {
-		delete(u.users, who)
-	}
+	u.add(c.shares(), size)
 }
 
 // owe gives a as what is to be sent in its place.
@@ -110,7 +113,7 @@ func (o *owed) Put(*[]byte) {
 	o.late.Stop()
 	o.counted.mu.Lock()
 	defer o.counted.mu.Unlock()
-	o.counted.add(o.conn, -o.size)
+	o.counted.owes(o.conn, -o.size)
 }
 
 // codec is gRPC's own, for answers that are counted and others.

@@ -37,8 +37,7 @@ func checkOptions(o Options) error {
 		return invalid("deadlock", "is not one of break, report, off")
 	case o.LostGrace < 0:
 		return invalid("lost_grace", "is negative")
-	case min(o.Limits.Sessions, o.Limits.SessionsPerUID, o.Limits.HoldsPerSession, o.Limits.HoldsPerUID, o.Limits.DetachedPerUID, o.Limits.WaitersPerSession, o.Limits.SessionsPerSpace, o.Limits.HoldsPerSpace,
-		o.Limits.InFlight, o.Limits.InFlightPerUID, o.Limits.InFlightPerSpace) < 0:
+	case min(o.Limits.Sessions, o.Limits.HoldsPerSession, o.Limits.WaitersPerSession, o.Limits.InFlight, o.Limits.of(OfPrincipal).least(), o.Limits.PerAccount.least(), o.Limits.PerSpace.least()) < 0:
 		return invalid("limits", "must not be negative")
 	}
 	if o.Namespace == "" {

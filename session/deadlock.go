@@ -68,18 +68,18 @@ type search struct {
 	reads chan struct{} // its one place is for who reads, and rests
 
 	mu    sync.Mutex
-	lines map[tenant][]*inquiry // who wants to look, beside the one who does
+	lines map[Share][]*inquiry // who wants to look, beside the one who does
 }
 
 func newSearch() search {
-	return search{reads: make(chan struct{}, 1), lines: make(map[tenant][]*inquiry)}
+	return search{reads: make(chan struct{}, 1), lines: make(map[Share][]*inquiry)}
 }
 
 // enter lets q look, or has it looked for by who does for the same principal.
 func (l *search) enter(q *inquiry) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	who := tenantOf(q.s)
+	who := q.s.usages[0].of
 	line, busy := l.lines[who]
 	if busy {
 		line = append(line, q)
@@ -89,7 +89,7 @@ func (l *search) enter(q *inquiry) bool {
 }
 
 // leave gives the next one of a principal to look for; nil: there is none.
-func (l *search) leave(who tenant) *inquiry {
+func (l *search) leave(who Share) *inquiry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	line := l.lines[who]
@@ -146,7 +146,7 @@ func (q *inquiry) begin() {
 	if !m.search.enter(q) {
 		return
 	}
-	for next := q; next != nil; next = m.search.leave(tenantOf(q.s)) {
+	for next := q; next != nil; next = m.search.leave(q.s.usages[0].of) {
 		if next.ctx.Err() == nil {
 			next.after(next.look())
 		}

@@ -76,7 +76,7 @@ func (r *AcquireRequest) attaches(sp *Space) (lock.Secret, error) {
 //
 //	*lock.InvalidError: ttl is refused, the hold was not acquired with Detachable, or the
 //	  store has not confirmed its Downgrade.
-//	*LimitError: the user has detached too many holds here, or too much is in flight.
+//	*LimitError: the user has detached too many holds here, or those of its service account or its space have, or too much is in flight.
 //	lock.ErrUnavailable: the store did not answer. The hold is over; it is released in the background.
 //	*LostError, lock.ErrNotHolder, ErrSessionClosed: as for Release.
 func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration) (Detached, error) {
@@ -93,7 +93,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 	s.enter()
 	was := s.ledger.HandleOf(id)
 	s.exit()
-	if err := s.space.m.detaches(ctx, s.who, key, was); err != nil {
+	if err := s.space.m.detaches(ctx, s, key, was); err != nil {
 		return Detached{}, err
 	}
 	s.enter()

@@ -1,33 +1,36 @@
 package session
 
 // What is in flight costs memory for as long as the store is silent: a goroutine, and what it has to remember. So each
-// principal has a share, all together have a limit, and a sixteenth of both is for those who have nothing in flight: of the limit
-// for principals, of a share for sessions. A request for a lock that finds no room is refused. What only lets go
-// never is: a quarter more is kept for it, and beyond that it is not waited for.
+// share has a limit, all together have one, and a sixteenth of each is for those who have nothing in flight: of the limit
+// for principals, of those of several principals together, of a share for sessions. A request for a lock that finds no room
+// is refused. What only lets go never is: a quarter more is kept for it, and beyond that it is not waited for.
 
-// takeOff counts one more request of a session in flight, if it may be. s.mu is held.
-func takeOff(s *Session) *LimitError {
-	full := s.space.m.full(s.who, s.user, s.counted.flights > 0, 0)
+// takeOff counts one more request of a session in flight, if it may be. more is what part of each limit is added to it: 0,
+// or a quarter. s.mu is held.
+func takeOff(s *Session, more int64) *LimitError {
+	full := s.space.m.launch(s.usages, s.counted.flights > 0, more)
 	if full == nil {
 		s.counted.flights++
-		s.user.fly(s.space.m, 1)
 	}
 	return full
 }
 
-// full says which limit leaves no room for one more request of a principal. busy tells that the session has some already; more
-// is what part of each limit is added to it: 0, or a quarter.
-func (m *Manager) full(who Principal, u *user, busy bool, more int) *LimitError {
-	l, own := m.o.Limits, u.flights.Load()
-	switch {
-	case own >= room(l.InFlightPerUID, busy, more):
-		return &LimitError{Limit: "requests in flight per " + who.Kind(), Max: l.InFlightPerUID, Do: askLess}
-	case u.space != nil && l.InFlightPerSpace > 0 && u.space.flights.Load() >= room(l.InFlightPerSpace, own > 0, more):
-		return &LimitError{Limit: "requests in flight per space", Max: l.InFlightPerSpace, Do: askLess}
-	case m.flights.Load() >= room(l.InFlight, own > 0, more):
-		return &LimitError{Limit: "requests in flight of all apps", Max: l.InFlight, Do: askLess}
+// launch counts one more request in flight for all usages, the principal's first, and for all apps, or for none of them. has
+// tells that the session that asks has some already.
+func (m *Manager) launch(all []*usage, has bool, more int64) *LimitError {
+	own := func() bool { return all[0].flights.Load() > 1 } // one is that which is asked for
+	d := demand{"requests in flight", func(u *usage) *bounded { return &u.flights }, 1, func(i int, most int64) int64 {
+		return room(most, i == 0 && has || i > 0 && own(), more)
+	}}
+	full := takeAll(all, &d)
+	if full == nil && !m.flights.take(1, room(m.flights.most, own(), more)) {
+		d.giveBack(all)
+		full = &LimitError{Limit: "requests in flight of all apps", Max: int(m.flights.most)}
 	}
-	return nil
+	if full != nil {
+		full.Do = askLess
+	}
+	return full
 }
 
 // askLess is what an app can do that has too many requests in flight.
@@ -37,20 +40,20 @@ const askLess = "wait for answers before you ask for more; what you have given u
 const quarter = 4
 
 // room is how much of a limit there is for who has something of it, or for who has nothing.
-func room(limit int, has bool, more int) int64 {
+func room(limit int64, has bool, more int64) int64 {
 	switch {
 	case more > 0:
 		limit += limit / more
 	case has:
 		limit -= limit / 16
 	}
-	return int64(limit)
+	return limit
 }
 
 // errand counts something in flight that only lets go, until landed is called. It reports false where it must not be
 // waited for. s.mu is held.
 func errand(s *Session) (waits bool) {
-	waits = s.space.m.full(s.who, s.user, false, quarter) == nil
+	waits = takeOff(s, quarter) == nil
 	if waits {
 		s.errands++
 	}
@@ -64,7 +67,7 @@ func landed(s *Session) { s.errands-- }
 func fly(s *Session) (land func(), _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if full := takeOff(s); full != nil {
+	if full := takeOff(s, 0); full != nil {
 		return nil, full
 	}
 	s.errands++ // as takeOff has counted
@@ -81,30 +84,24 @@ func fly(s *Session) (land func(), _ error) {
 //
 //	*LimitError: there is too much in flight.
 func (sp *Space) Fly(p Peer, keeps bool) (land func(), _ error) {
-	m, of := sp.m, tenant{p.Who(), sp.prefix}
-	more := 0
+	m, more := sp.m, int64(0)
 	if keeps {
 		more = quarter
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	u := m.users[of]
-	if u == nil {
-		u = &user{}
-		if !sp.Whole() {
-			u.space = m.use(sp.prefix)
-		}
-	}
-	if full := m.full(of.who, u, u.flights.Load() > 0, more); full != nil {
-		m.sweep(of, u)
+	all := m.usagesOf(p.Shares(sp))
+	if full := m.launch(all, all[0].flights.Load() > 0, more); full != nil {
+		m.sweep(all)
 		return nil, full
 	}
-	m.users[of] = u
-	u.fly(m, 1)
 	return func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		u.fly(m, -1)
-		m.sweep(of, u)
+		m.flights.Add(-1)
+		for _, u := range all {
+			u.flights.Add(-1)
+		}
+		m.sweep(all)
 	}, nil
 }

@@ -98,8 +98,8 @@ func TestWhatIsInFlightHasABudget(t *testing.T) {
 		}
 		e.free()
 		synctest.Wait()
-		if len(sc.users) != 0 {
-			t.Errorf("left: %v", sc.users)
+		if len(sc.usages) != 0 {
+			t.Errorf("left: %v", sc.usages)
 		}
 	})
 }
@@ -179,8 +179,8 @@ func TestReleasesBeyondTheBudget(t *testing.T) {
 		e.free()
 		s.Close()
 		synctest.Wait()
-		if len(sc.users) != 0 || sc.flights.Load() != 0 {
-			t.Errorf("left: %v, %d", sc.users, sc.flights.Load())
+		if len(sc.usages) != 0 || sc.flights.Load() != 0 {
+			t.Errorf("left: %v, %d", sc.usages, sc.flights.Load())
 		}
 	})
 }
@@ -237,8 +237,8 @@ func TestWhatEndedSessionsHaveLeftHasABudget(t *testing.T) {
 				other.Close()
 				e.free()
 				synctest.Wait()
-				if len(sc.users) != 0 {
-					t.Errorf("left: %v", sc.users)
+				if len(sc.usages) != 0 {
+					t.Errorf("left: %v", sc.usages)
 				}
 			})
 		})
@@ -248,7 +248,7 @@ func TestWhatEndedSessionsHaveLeftHasABudget(t *testing.T) {
 // TestWhatASpaceHasLeft counts for the space, too, until it is released.
 func TestWhatASpaceHasLeft(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
-		sc := e.sidecar(func(o *Options) { o.Limits.HoldsPerSpace, o.Limits.InFlightPerSpace = 2, 4 })
+		sc := e.sidecar(func(o *Options) { o.Limits.PerSpace = Quota{Holds: 2, InFlight: 4} })
 		sp, err := sc.In("web")
 		isErr(t, err, nil)
 		open := func(uid uint32) *Session {
@@ -281,8 +281,9 @@ func TestWhatASpaceHasLeft(t *testing.T) {
 		if full := (*LimitError)(nil); !errors.As(err, &full) || full.Limit != "requests in flight per space" {
 			t.Errorf("refused with %v", err)
 		}
-		if len(sc.spaces) != 1 || sc.users[tenant{Peer{UID: 3}.Who(), sp.prefix}] == nil {
-			t.Errorf("there are %v, %v", sc.users, sc.spaces)
+		own := Peer{UID: 3}.Shares(sp)
+		if len(sc.usages) != len(own) || sc.usages[own[0]] == nil || sc.usages[own[1]] == nil {
+			t.Errorf("there are %v", sc.usages)
 		}
 	})
 }

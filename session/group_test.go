@@ -382,7 +382,7 @@ func TestSeveralHaveABudget(t *testing.T) {
 		must(t, a, several("x", "y", "z"))
 		b.Close()
 		a.Close()
-		if u := sc.session().user; u.holds.Load() != 0 {
+		if u := sc.session().usages[0]; u.holds.Load() != 0 {
 			t.Errorf("%d holds are counted", u.holds.Load())
 		}
 	})

@@ -380,7 +380,7 @@ func TestLimitsOfAUser(t *testing.T) {
 		a.Close()
 		must(t, sc.session(), named("5"))
 		b.Close()
-		if n := len(sc.users); n != 2 {
+		if n := len(sc.usages); n != 2 {
 			t.Errorf("%d users are counted, want 2", n)
 		}
 	})

@@ -33,18 +33,16 @@ type Options struct {
 
 // Limits bound what apps may take. Zero fields get their default.
 type Limits struct {
-	Sessions          int // default 10000
-	SessionsPerUID    int // of one principal, as all that is per uid; default 5000
-	HoldsPerSession   int // each count of a hold, requests for holds, losses that are not acknowledged, and what is released in the background; default 10000
-	HoldsPerUID       int // the same, of all sessions of one principal; default 20000
-	DetachedPerUID    int // holds that a principal has detached here and that are not known to be over; default 1000
-	WaitersPerSession int // Acquire calls at the same time; default 1000
-	InFlight          int // Acquire calls of all sessions together, also those that were given up and that the store has not answered; default 3072
-	InFlightPerUID    int // the same, of all sessions of one principal; default three quarters of InFlight
-	// Of all principals of one space together, but not of Everybody; default: nothing but the limits above.
-	SessionsPerSpace int
-	HoldsPerSpace    int
-	InFlightPerSpace int
+	Sessions          int   // default 10000
+	SessionsPerUID    int   // of one principal, as all that is per uid; default 5000
+	HoldsPerSession   int   // each count of a hold, requests for holds, losses that are not acknowledged, and what is released in the background; default 10000
+	HoldsPerUID       int   // the same, of all sessions of one principal; default 20000
+	DetachedPerUID    int   // holds that a principal has detached here and that are not known to be over; default 1000
+	WaitersPerSession int   // Acquire calls at the same time; default 1000
+	InFlight          int   // Acquire calls of all sessions together, also those that were given up and that the store has not answered; default 3072
+	InFlightPerUID    int   // the same, of all sessions of one principal; default three quarters of InFlight
+	PerAccount        Quota // of each service account
+	PerSpace          Quota // of each space, but not of Everybody
 }
 
 // The defaults of Options.
@@ -92,7 +90,7 @@ type Manager struct {
 	lease     atomic.Pointer[generation] // nil: none at the moment
 	holds     atomic.Int64
 	waiters   atomic.Int64
-	flights   atomic.Int64   // what counts for Limits.InFlight
+	flights   bounded        // what counts for Limits.InFlight
 	idle      chan struct{}  // gets a value when holds falls to 0
 	workers   *workers.Pool  // ask the store
 	wg        sync.WaitGroup // what Run waits for
@@ -106,8 +104,7 @@ type Manager struct {
 	opened   bool          // there was a lease
 	orphans  []chore       // wait for the next lease; each is of a hold that was attached, or was to be detached
 	sessions map[ID]*Session
-	users    map[tenant]*user  // that have sessions, or have left something to be released
-	spaces   map[string]*usage // of those users, by prefix; none of everybody
+	usages   map[Share]*usage // of those that have sessions, or have left something to be released
 	draining bool
 	drainEnd time.Time // zero: unknown
 	stopped  bool
@@ -154,9 +151,9 @@ func New(o Options) (*Manager, error) {
 		changed:  make(chan struct{}),
 		openErr:  errors.New("the lease is not open yet"),
 		sessions: make(map[ID]*Session),
-		users:    make(map[tenant]*user),
-		spaces:   make(map[string]*usage),
+		usages:   make(map[Share]*usage),
 	}
+	m.flights.most = int64(o.Limits.InFlight)
 	m.everybody = &Space{m: m}
 	if o.Namespace != "" {
 		m.everybody.prefix = o.Namespace + "/"
@@ -194,45 +191,27 @@ func (sp *Space) Open(ctx context.Context, r OpenRequest) (*Session, error) {
 func (sp *Space) enter(s *Session, r OpenRequest) error {
 	sp.m.mu.Lock()
 	defer sp.m.mu.Unlock()
-	who := tenantOf(s)
-	u := sp.m.users[who]
+	shares := r.Peer.Shares(sp)
 	switch {
 	case sp.m.draining || sp.m.stopped:
 		return ErrDraining
-	case len(sp.m.sessions) >= roomFor(who.who, u, sp.m.o.Limits.Sessions):
+	case len(sp.m.sessions) >= roomFor(s.who, sp.m.usages[shares[0]], sp.m.o.Limits.Sessions):
 		return &LimitError{Limit: "sessions", Max: sp.m.o.Limits.Sessions}
-	case u != nil && u.sessions >= sp.m.o.Limits.SessionsPerUID:
-		return &LimitError{Limit: "sessions per " + s.who.Kind(), Max: sp.m.o.Limits.SessionsPerUID}
-	case sp.full():
-		return &LimitError{Limit: "sessions per space", Max: sp.m.o.Limits.SessionsPerSpace}
-	case u == nil:
-		u = &user{}
-		sp.m.users[who] = u
 	}
-	u.ended.Store(false)
-	if !sp.Whole() {
-		if u.sessions == 0 {
-			u.space = sp.m.use(sp.prefix)
-		}
-		u.space.sessions++
+	usages, full := sp.m.usagesFor(shares)
+	if full != nil {
+		return full
 	}
-	u.sessions++
-	s.user = u
+	s.usages = usages
 	sp.m.sessions[s.id] = s
 	watch(s, r)
 	return nil
 }
 
-// full tells whether the space has all the sessions that it may have. m.mu is held.
-func (sp *Space) full() bool {
-	limit, u := sp.m.o.Limits.SessionsPerSpace, sp.m.spaces[sp.prefix]
-	return limit > 0 && u != nil && u.sessions >= limit
-}
-
 // roomFor is how many sessions there may be before one more of a principal, of whom there is u already. A
 // sixteenth of the places is for those that have none. Where it is the uid that counts, all apps are
 // often one.
-func roomFor(who Principal, u *user, limit int) int {
+func roomFor(who Principal, u *usage, limit int) int {
 	if u == nil || who.name == "" {
 		return limit
 	}
@@ -255,33 +234,10 @@ func (m *Manager) remove(s *Session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.sessions, s.id)
-	s.user.sessions--
-	if u := s.user.space; u != nil {
+	for _, u := range s.usages {
 		u.sessions--
 	}
-	m.sweep(tenantOf(s), s.user)
-}
-
-// use gives what the sessions of a space have together. m.mu is held.
-func (m *Manager) use(prefix string) *usage {
-	u := m.spaces[prefix]
-	if u == nil {
-		u = &usage{}
-		m.spaces[prefix] = u
-	}
-	return u
-}
-
-// EachPrincipal tells what each principal that has a name has here: sessions, and what counts
-// for Limits.HoldsPerUID.
-func (m *Manager) EachPrincipal(f func(name string, sessions, holds int)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for of, u := range m.users {
-		if name := of.who.name; name != "" {
-			f(name, u.sessions, int(u.holds.Load()))
-		}
-	}
+	m.sweep(s.usages)
 }
 
 // EachWait tells the name, after that of its space, and the age of each request that waits for a lock.

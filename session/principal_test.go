@@ -77,8 +77,8 @@ func TestPrincipals(t *testing.T) {
 		s.Close()
 		other.Close()
 		plain.Close()
-		if len(sc.users) != 0 {
-			t.Errorf("left: %v", sc.users)
+		if len(sc.usages) != 0 {
+			t.Errorf("left: %v", sc.usages)
 		}
 	})
 }
@@ -127,68 +127,6 @@ func TestRoomForWhoHasNone(t *testing.T) {
 		}
 		for _, s := range all {
 			s.Close()
-		}
-	})
-}
-
-// TestLimitsOfASpace: those of one space have sessions and holds together, and take nothing from another one. Who
-// sees all spaces is in none.
-func TestLimitsOfASpace(t *testing.T) {
-	bubble(t, func(t *testing.T, e *env) {
-		sc := e.sidecar(func(o *Options) { o.Limits = Limits{SessionsPerSpace: 2, HoldsPerSpace: 3, HoldsPerUID: 2} })
-		limited := func(err error, limit string, most int) {
-			t.Helper()
-			var l *LimitError
-			if !errors.As(err, &l) || l.Limit != limit || l.Max != most {
-				t.Errorf("%v, want %s, %d", err, limit, most)
-			}
-		}
-		open := func(space, pod string) (*Session, error) {
-			sp, err := sc.In(space)
-			isErr(t, err, nil)
-			return sp.Open(t.Context(), OpenRequest{Liveness: Stream, Peer: Peer{UID: 1000, Principal: "pod:" + space + "/" + pod}})
-		}
-		opened := func(space, pod string) *Session {
-			t.Helper()
-			s, err := open(space, pod)
-			isErr(t, err, nil)
-			return s
-		}
-		named := func(name string) AcquireRequest {
-			return with(exclusive, func(r *AcquireRequest) { r.Resource = name })
-		}
-		a, b := opened("shop", "a"), opened("shop", "b")
-		for range 2 { // what was refused leaves nothing
-			_, err := open("shop", "c")
-			limited(err, "sessions per space", 2)
-		}
-		other, all := opened("bank", "a"), sc.session()
-		more := sc.session()
-		sc.session()
-
-		must(t, a, named("1"))
-		held := must(t, a, named("2"))
-		_, err := a.Acquire(t.Context(), named("3"))
-		limited(err, "holds per pod", 2)
-		must(t, b, named("4"))
-		for range 2 {
-			_, err = b.Acquire(t.Context(), named("5"))
-			limited(err, "holds per space", 3)
-		}
-		for _, s := range []*Session{other, all, more} {
-			must(t, s, named("1"))
-			must(t, s, named("2"+string(s.ID())))
-			s.Close()
-		}
-		if _, err := a.Release(t.Context(), held.LockID, ""); err != nil {
-			t.Fatal(err)
-		}
-		must(t, b, named("5"))
-		a.Close()
-		opened("shop", "c").Close()
-		b.Close()
-		if len(sc.spaces) != 0 {
-			t.Errorf("left: %v", sc.spaces)
 		}
 	})
 }

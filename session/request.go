@@ -55,7 +55,6 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		return q
 	}
 	size := max(len(parts), 1)
-	room, full := s.user.reserve(size, s.space.m.o.Limits)
 	a := ledger.Ask{
 		RequestID:  r.RequestID,
 		Resource:   res,
@@ -73,8 +72,6 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 		MinHold:    r.MinHold,
 		Detachable: r.Detachable,
 		Tag:        ctx,
-		Room:       room,
-		Full:       full,
 	}
 	if parts != nil {
 		a.Resource, a.Name = parts[0].Resource, parts[0].Name
@@ -90,10 +87,7 @@ func newRequest(ctx context.Context, s *Session, r AcquireRequest, then func(Gra
 	}
 	s.enter()
 	q.began = s.now
-	if a.Room {
-		s.counted.size += int32(size) //nolint:gosec // a few
-	}
-	a.Busy = takeOff(s)
+	a.Full, a.Busy = reserve(s, int32(size)) //nolint:gosec // a few
 	if q.g, q.call, q.err = s.ledger.Acquire(&a); q.call == nil {
 		s.exit()
 		return q

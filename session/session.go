@@ -32,8 +32,8 @@ type Session struct {
 	id      ID
 	owner   lock.Owner
 	who     Principal
-	encoded string // owner, for requests without an owner label
-	user    *user
+	encoded string   // owner, for requests without an owner label
+	usages  []*usage // that it counts for: its principal's, and those of the service account and the space that it has
 	done    chan struct{}
 
 	mu       sync.Mutex // never held while anything blocks; m.mu may be taken under it, so not the other way round
@@ -52,7 +52,7 @@ type Session struct {
 	farewell *batch        // the releases at the end
 }
 
-// levels are what a session adds to the counts of its user and of the sidecar.
+// levels are what a session adds to the counts of those who have limits, and of the sidecar.
 type levels struct{ size, kept, waits, flights int32 }
 
 // levelsOf are those of now. s.mu is held.
@@ -61,22 +61,27 @@ func levelsOf(s *Session) levels {
 	return levels{int32(s.ledger.Size() + s.ledger.Given()), int32(s.ledger.Kept()), waits, waits + s.parting + s.errands} //nolint:gosec // the same
 }
 
-func (l *levels) follow(now levels, m *Manager, u *user) {
+func (l *levels) follow(now levels, m *Manager, all []*usage) {
 	if d := now.size - l.size; d != 0 {
-		u.hold(int64(d))
+		for _, u := range all {
+			u.holds.Add(int64(d))
+		}
 	}
 	if d := now.flights - l.flights; d != 0 {
-		u.fly(m, int64(d))
+		m.flights.Add(int64(d))
+		for _, u := range all {
+			u.flights.Add(int64(d))
+		}
 	}
 	if d := now.waits - l.waits; d != 0 {
 		m.waiters.Add(int64(d))
-		if u.space != nil {
-			u.space.waits.Add(int64(d))
+		for _, u := range all {
+			u.waits.Add(int64(d))
 		}
 	}
 	if d := now.kept - l.kept; d != 0 {
-		if u.space != nil {
-			u.space.kept.Add(int64(d))
+		for _, u := range all {
+			u.kept.Add(int64(d))
 		}
 		if m.holds.Add(int64(d)) == 0 {
 			m.signalIdle()
@@ -108,7 +113,6 @@ func newSession(sp *Space, r OpenRequest) *Session {
 		ledger: ledger.New(ledger.Options{
 			Holds:     m.o.Limits.HoldsPerSession,
 			Waits:     m.o.Limits.WaitersPerSession,
-			NoRoom:    &LimitError{Limit: "holds per " + who.Kind(), Max: m.o.Limits.HoldsPerUID},
 			LostGrace: m.o.LostGrace,
 			Answer:    answerLimit,
 			TTL:       r.TTL,
@@ -135,9 +139,6 @@ func watch(s *Session, r OpenRequest) {
 		}
 	})
 }
-
-// tenantOf is whose limits the session counts for.
-func tenantOf(s *Session) tenant { return tenant{s.who, s.space.prefix} }
 
 // ID is the name of the session.
 func (s *Session) ID() ID { return s.id }

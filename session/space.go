@@ -2,7 +2,6 @@ package session
 
 import (
 	"strings"
-	"sync/atomic"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -18,20 +17,6 @@ type Space struct {
 	m      *Manager
 	name   string // without the namespace; empty: it is the one of everybody
 	prefix string // before the names of apps in the store: empty, or with a slash at the end
-}
-
-// usage is what the sessions of one space have together.
-type usage struct {
-	sessions    int          // m.mu is held
-	holds       atomic.Int64 // what counts for Limits.HoldsPerSpace
-	flights     atomic.Int64 // and for Limits.InFlightPerSpace
-	kept, waits atomic.Int64
-}
-
-// tenant is who has a user: the same principal has another one in each space.
-type tenant struct {
-	who   Principal
-	space string // its prefix
 }
 
 // Everybody is the space of apps that have no space of their own: the whole namespace.
@@ -134,7 +119,7 @@ func (sp *Space) Info() Info {
 	i.Sessions, i.Holds, i.Waiters, i.Parked = 0, 0, 0, 0
 	sp.m.mu.Lock()
 	defer sp.m.mu.Unlock()
-	if u := sp.m.spaces[sp.prefix]; u != nil {
+	if u := sp.m.usages[sp.share()]; u != nil {
 		i.Sessions, i.Holds, i.Waiters = u.sessions, int(u.kept.Load()), int(u.waits.Load())
 	}
 	return i

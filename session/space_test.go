@@ -104,8 +104,8 @@ func TestSpaces(t *testing.T) {
 			t.Errorf("the space without a name: %+v, %v", sp, err)
 		}
 		synctest.Wait() // for the request that waited
-		if len(sc.users) != 0 || len(sc.spaces) != 0 {
-			t.Errorf("left: %v, %v", sc.users, sc.spaces)
+		if len(sc.usages) != 0 {
+			t.Errorf("left: %v", sc.usages)
 		}
 	})
 }

@@ -29,6 +29,7 @@ type Peer struct {
 	PID      int32 // 0 when it is in a PID namespace out of sight
 	// Principal names who it is, as a kind and a name ("unit:cron.service"). Empty: who it is is the uid.
 	Principal string
+	Account   string          // the service account of Kubernetes whose limits it counts for as well; empty: it has none
 	Gone      <-chan struct{} // closed when the process has ended; nil when that cannot be known
 }
 

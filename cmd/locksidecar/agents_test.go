@@ -118,6 +118,74 @@ func TestNamespaceIsFull(t *testing.T) {
 	}
 }
 
+// TestServiceAccountIsFull: the pods of a service account, however many, have what it may have together. Other
+// accounts of the namespace, and accounts of that name elsewhere, are served as before.
+func TestServiceAccountIsFull(t *testing.T) {
+	held := func(n *testNode, one, two string) {
+		n.holds(one, "a")
+		n.holds(two, "b")
+	}
+	for what, c := range map[string]struct {
+		fill func(n *testNode, one, two string)
+		more []string
+		want string
+	}{
+		"sessions":    {held, nil, "at most 2 sessions per service account"},
+		"holds":       {held, nil, "at most 2 holds per service account"},
+		"connections": {held, nil, "at most 2 connections of one service account"}, // who has no place tries again, and the log says why
+		"waiters": {func(n *testNode, one, two string) {
+			n.holds(n.pod("first", "shop/other"), "a")
+			for _, pod := range []string{one, two} {
+				n.start(pod, "run", "a", "--", "true")
+			}
+			eventually(n.t, "both wait", func() bool { return strings.Contains(n.in(one, "info", "-o", "json").out, `"waiters": 2`) })
+		}, nil, "at most 2 waiters per service account"},
+		"detached": {func(n *testNode, one, two string) {
+			for _, pod := range []string{one, two} {
+				if got := n.in(pod, "detached", "take", "--ttl", "1h", filepath.Base(pod)); got.code != 0 {
+					n.t.Fatalf("%+v", got)
+				}
+			}
+		}, []string{"detached", "take", "--ttl", "1h", "c"}, "at most 2 detached holds per service account"},
+		"watches": {func(n *testNode, one, two string) {
+			for _, pod := range []string{one, two} {
+				w := n.start(pod, "watch")
+				n.holds(one, filepath.Base(pod))
+				eventually(n.t, "it watches", func() bool { return strings.Contains(w.out.String(), filepath.Base(pod)) })
+			}
+		}, []string{"watch"}, "at most 2 watches of one service account"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newTestNode(t)
+			self := n.pod("agent", "")
+			agent := n.agent(self, "--allow-service-account", "*/*", "--max-"+what+"-per-service-account", "2")
+			c.fill(n, n.pod("orders-1", "shop/a"), n.pod("orders-2", "shop/a"))
+			more := c.more
+			if more == nil {
+				more = []string{"run", "--wait", "0", "c", "--", "true"}
+			}
+			if got := n.in(n.pod("orders-3", "shop/a"), more...); got.code == 0 || !strings.Contains(got.err+agent.err.String(), c.want) {
+				t.Errorf("a third pod: %+v", got)
+			}
+			for _, account := range []string{"shop/b", "bank/a"} {
+				if got := n.in(n.pod("other", account), "run", "--wait", "0", "c", "--", "true"); got.code != 0 {
+					t.Errorf("%s: %+v", account, got)
+				}
+			}
+			if what != "holds" {
+				return
+			}
+			metrics := launchIn(t, 0, self, "curl", "-sS", "--unix-socket", n.socket, "http://locksidecar/metrics")
+			metrics.wait()
+			for _, want := range []string{`locksidecar_service_account_sessions{service_account="shop/a"} 2`, `locksidecar_service_account_holds{service_account="shop/a"} 2`} {
+				if !strings.Contains(metrics.out.String(), want+"\n") {
+					t.Errorf("the metrics lack %s: %s%s", want, metrics.out, metrics.err)
+				}
+			}
+		})
+	}
+}
+
 // TestNamesOfBothModes: a sidecar whose namespace is that of Kubernetes has the names of the node's sidecar, so that pods
 // of both modes exclude each other.
 func TestNamesOfBothModes(t *testing.T) {

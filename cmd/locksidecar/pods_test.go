@@ -172,6 +172,32 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// TestPodInAPod: a container that makes cgroups with the name of another pod below its own is taken for what it is.
+func TestPodInAPod(t *testing.T) {
+	n := newTestNode(t)
+	n.agent(n.pod("agent", ""), "--allow-service-account", "*/*")
+	shop, bank := n.pod("orders", "shop/orders"), n.pod("ledger", "bank/ledger")
+	n.holds(shop, "a")
+	whole := strings.TrimPrefix(shop, n.root) // with the kubelet's cgroup
+	for _, below := range []string{whole, strings.TrimPrefix(whole, "/kubepods"), "/" + filepath.Base(shop)} {
+		inner := bank + below
+		if err := os.MkdirAll(inner, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			for dir := inner; dir != bank; dir = filepath.Dir(dir) {
+				eventually(t, "the cgroup is empty", func() bool { return !errors.Is(os.Remove(dir), unix.EBUSY) })
+			}
+		})
+		if got := n.in(inner, "list"); got.code != 0 || strings.Contains(got.out, "orders") {
+			t.Errorf("%s: %+v", below, got)
+		}
+		if got := n.in(inner, "run", "--wait", "0", "a", "--", "true"); got.code != 0 {
+			t.Errorf("%s: %+v", below, got)
+		}
+	}
+}
+
 // TestPodIsKilled: what a container holds goes to the next pod of the node when the container is killed.
 func TestPodIsKilled(t *testing.T) {
 	n := newTestNode(t)
@@ -284,10 +310,12 @@ func TestPodFlags(t *testing.T) {
 		{append(pod, "--space-of", "Shop=x"), "is no name of a namespace"},
 		{append(pod, "--space-of", "shop"), "is not NAMESPACE=SPACE"},
 		{[]string{"--allow-service-account", "shop/*"}, "means nothing without --principal pod"},
-		{[]string{"--max-sessions-per-space", "5"}, "mean nothing without --space unit or --space namespace"},
-		{[]string{"--max-holds-per-space", "5"}, "mean nothing without --space unit or --space namespace"},
-		{[]string{"--max-connections-per-space", "5"}, "mean nothing without --space unit or --space namespace"},
+		{[]string{"--max-sessions-per-space", "5"}, "--max-sessions-per-space means nothing without --space unit or --space namespace"},
+		{[]string{"--max-watches-per-space", "5"}, "--max-watches-per-space means nothing without --space unit or --space namespace"},
+		{[]string{"--max-holds-per-service-account", "5"}, "--max-holds-per-service-account means nothing without --principal pod"},
+		{[]string{"--principal", "unit", "--space", "unit", "--max-connections-per-service-account", "5"}, "--max-connections-per-service-account means nothing without --principal pod"},
 		{append(pod, "--max-holds-per-space", "-1"), "--max-holds-per-space is -1: must be at least 0"},
+		{append(pod, "--max-detached-per-service-account", "-1"), "--max-detached-per-service-account is -1: must be at least 0"},
 	} {
 		if got := cli(t, append([]string{"serve", "--socket", filepath.Join(socketDir(t), "s")}, c.args...)...); got.code != exitUsage || !strings.Contains(got.err, c.want) {
 			t.Errorf("%q: %+v", c.args, got)

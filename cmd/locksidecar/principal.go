@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -121,20 +120,6 @@ func (s *serveFlags) spacesGiven() (map[string]string, error) {
 	return given, nil
 }
 
-// spaceLimits are what those of one space may have together.
-func (s *serveFlags) spaceLimits(o *sidecarOptions) error {
-	if s.space == 0 {
-		if max(s.sessions.SessionsPerSpace, s.sessions.HoldsPerSpace, s.api.ConnectionsPerSpace) > 0 {
-			return usage("--max-sessions-per-space, --max-holds-per-space and --max-connections-per-space mean nothing without --space unit or --space namespace")
-		}
-		return nil
-	}
-	o.limits.SessionsPerSpace = cmp.Or(s.sessions.SessionsPerSpace, max(1, s.sessions.Sessions/2))
-	o.limits.HoldsPerSpace = cmp.Or(s.sessions.HoldsPerSpace, defaultHoldsPerSpace)
-	o.limits.InFlightPerSpace = max(1, s.sessions.InFlight/2)
-	return nil
-}
-
 // units are the settings by systemd unit.
 func (s *serveFlags) units(o *sidecarOptions) (err error) {
 	for _, list := range []struct {
@@ -158,7 +143,7 @@ func (s *serveFlags) units(o *sidecarOptions) (err error) {
 	if o.spaces, err = s.spaceOf(); err != nil {
 		return err
 	}
-	if err := s.spaceLimits(o); err != nil {
+	if err := s.togetherLimits(o); err != nil {
 		return err
 	}
 	switch s.principal {

@@ -61,8 +61,6 @@ const (
 	leastTurns = 2
 	// maxPark bounds --park: a sidecar that dies blocks what it has parked for a TTL.
 	maxPark = 10 * time.Second
-	// defaultHoldsPerSpace is what five principals may have, with the default of --max-holds-per-uid.
-	defaultHoldsPerSpace = 5 * session.DefaultHoldsPerUID
 	// defaultPark is longer than most pauses of an app that takes the same lock again and again.
 	defaultPark = 200 * time.Millisecond
 )
@@ -144,11 +142,11 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.IntVar(&s.sessions.InFlightPerUID, "max-in-flight-per-uid", 0, "the same of one user (default three quarters of --max-in-flight)")
 	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")
 	f.IntVar(&s.api.ConnectionsPerUID, "max-connections-per-uid", 0, "connections of one user at a time (default three quarters of --max-connections)")
-	f.IntVar(&s.sessions.SessionsPerSpace, "max-sessions-per-space", 0, "app sessions of one space together, with --space unit or namespace (default half of --max-sessions)")
-	f.IntVar(&s.sessions.HoldsPerSpace, "max-holds-per-space", 0, fmt.Sprintf("what --max-holds counts, of one space together (default %d)", defaultHoldsPerSpace))
-	f.IntVar(&s.api.ConnectionsPerSpace, "max-connections-per-space", 0, "connections of one space together (default half of --max-connections)")
 	f.IntVar(&s.api.WatchesPerUID, "max-watches-per-uid", 0, "watches of one user at a time (default 64)")
 	f.IntVar(&s.api.MessageBytes, "max-message-bytes", 64<<10, "size of one message or HTTP body")
+	for _, q := range s.quotas() {
+		f.IntVar(q.value, q.flag, 0, q.help)
+	}
 	s.log = addLog(cmd, "info")
 	return s
 }
@@ -178,7 +176,7 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 	if o.socket, err = s.socket.path(); err != nil {
 		return o, err
 	}
-	for _, limit := range []struct {
+	limits := []struct {
 		flag  string
 		value int
 		least int
@@ -193,12 +191,10 @@ func (s *serveFlags) options(io streams) (o sidecarOptions, err error) {
 		{"max-in-flight-per-uid", s.sessions.InFlightPerUID, 0},
 		{"max-connections", s.api.Connections, 0},
 		{"max-connections-per-uid", s.api.ConnectionsPerUID, 0},
-		{"max-sessions-per-space", s.sessions.SessionsPerSpace, 0},
-		{"max-holds-per-space", s.sessions.HoldsPerSpace, 0},
-		{"max-connections-per-space", s.api.ConnectionsPerSpace, 0},
 		{"max-watches-per-uid", s.api.WatchesPerUID, 0},
 		{"max-message-bytes", s.api.MessageBytes, 4 << 10}, // a request with all its fields at their limits fits
-	} {
+	}
+	for _, limit := range limits {
 		if limit.value < limit.least {
 			return o, usage("--%s is %d: must be at least %d", limit.flag, limit.value, limit.least)
 		}

@@ -114,6 +114,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 	metrics.WatchLevels(s.manager.Info)
 	metrics.WatchWaits(s.manager.EachWait)
 	metrics.WatchPrincipals(countedPrincipals(s.manager.EachPrincipal))
+	metrics.WatchAccounts(s.manager.EachAccount)
 	metrics.WatchArbiter(func() (saved, contended uint64, parked int) {
 		st := local.stats()
 		return st.Saved, st.Contended, st.Parked

@@ -67,6 +67,7 @@ func TestMetrics(t *testing.T) {
 		f("job-1", 3*time.Second)
 	})
 
+	m.WatchAccounts(func(f func(string, int, int)) { f("shop/orders", 2, 7) })
 	m.WatchPrincipals(func(f func(string, int, int)) {
 		f("unit:web.service", 3, 40)
 		for i := range maxPrincipals {
@@ -82,6 +83,8 @@ func TestMetrics(t *testing.T) {
 		`locksidecar_principal_holds{principal="unit:98.service"} 2`,
 		`locksidecar_principal_sessions{principal="other"} 6`,
 		`locksidecar_principal_holds{principal="other"} 2`,
+		`locksidecar_service_account_sessions{service_account="shop/orders"} 2`,
+		`locksidecar_service_account_holds{service_account="shop/orders"} 7`,
 		`locksidecar_acquire_seconds_count{mode="EXCLUSIVE",result="granted"} 1`,
 		`locksidecar_acquire_seconds_count{mode="PERMIT",result="granted"} 2`,
 		`locksidecar_acquire_seconds_bucket{mode="EXCLUSIVE",result="granted",le="0.005"} 1`,

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -14,31 +15,41 @@ const (
 	otherPrincipals = "other"
 )
 
-// principals reads what each principal has when somebody asks.
-type principals struct {
-	each func(f func(name string, sessions, holds int))
+// shares reads what each of those that have limits has when somebody asks.
+type shares struct {
+	each            func(f func(name string, sessions, holds int))
+	sessions, holds *prometheus.Desc
 }
 
-var (
-	principalSessions = prometheus.NewDesc(namespace+"_principal_sessions",
-		"App sessions that are open, by principal (with --principal; the 100 that hold most, then \"other\").", []string{"principal"}, nil)
-	principalHolds = prometheus.NewDesc(namespace+"_principal_holds",
-		"What counts for the limit of a principal: locks, requests for locks, and losses that are not acknowledged.", []string{"principal"}, nil)
-)
+// watchShares adds the metrics of what each of those has.
+func (m *Metrics) watchShares(label, of string, each func(f func(name string, sessions, holds int))) {
+	m.registry.MustRegister(shares{
+		each: each,
+		sessions: prometheus.NewDesc(namespace+"_"+label+"_sessions",
+			"App sessions that are open, by "+of+"; the 100 that hold most, then \"other\").", []string{label}, nil),
+		holds: prometheus.NewDesc(namespace+"_"+label+"_holds",
+			"What counts for the limit of a "+strings.ReplaceAll(label, "_", " ")+": locks, requests for locks, and losses that are not acknowledged.", []string{label}, nil),
+	})
+}
 
 // WatchPrincipals adds the metrics of what each principal that has a name has here. It is called once.
 func (m *Metrics) WatchPrincipals(each func(f func(name string, sessions, holds int))) {
-	m.registry.MustRegister(principals{each})
+	m.watchShares("principal", "principal (with --principal", each)
+}
+
+// WatchAccounts adds the same of each service account of Kubernetes.
+func (m *Metrics) WatchAccounts(each func(f func(name string, sessions, holds int))) {
+	m.watchShares("service_account", "service account (with --principal pod", each)
 }
 
 // Describe implements prometheus.Collector.
-func (principals) Describe(c chan<- *prometheus.Desc) {
-	c <- principalSessions
-	c <- principalHolds
+func (p shares) Describe(c chan<- *prometheus.Desc) {
+	c <- p.sessions
+	c <- p.holds
 }
 
 // Collect implements prometheus.Collector.
-func (p principals) Collect(c chan<- prometheus.Metric) {
+func (p shares) Collect(c chan<- prometheus.Metric) {
 	type row struct {
 		name            string
 		sessions, holds int
@@ -57,7 +68,7 @@ func (p principals) Collect(c chan<- prometheus.Metric) {
 		rows = append(rows[:maxPrincipals], rest)
 	}
 	for _, r := range rows {
-		c <- prometheus.MustNewConstMetric(principalSessions, prometheus.GaugeValue, float64(r.sessions), r.name)
-		c <- prometheus.MustNewConstMetric(principalHolds, prometheus.GaugeValue, float64(r.holds), r.name)
+		c <- prometheus.MustNewConstMetric(p.sessions, prometheus.GaugeValue, float64(r.sessions), r.name)
+		c <- prometheus.MustNewConstMetric(p.holds, prometheus.GaugeValue, float64(r.holds), r.name)
 	}
 }

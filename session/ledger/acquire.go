@@ -27,8 +27,7 @@ type Ask struct {
 	MinHold    time.Duration
 	Detachable bool
 	Handle     lock.HandleKey // attach the hold that it names
-	Room       bool           // the user of the session may have so many more holds
-	Full       *LimitError    // the error where there is no Room, if it is not Options.NoRoom
+	Full       *LimitError    // not nil: those whose limits the session counts for may have no more holds
 	Busy       *LimitError    // the error where it would have to wait for an answer; nil: it may
 	Tag        any            // the Hold has it until it is granted
 	Then       func(*Call)
@@ -146,10 +145,8 @@ func (l *Ledger) room(a *Ask) error {
 	switch {
 	case l.Size()+l.Given()+max(len(a.Parts), 1) > l.o.Holds:
 		return &LimitError{Limit: "holds", Max: l.o.Holds}
-	case !a.Room && a.Full != nil:
+	case a.Full != nil:
 		return a.Full
-	case !a.Room:
-		return l.o.NoRoom
 	}
 	return nil
 }

@@ -135,12 +135,26 @@ func TestLimits(t *testing.T) {
 	_, _, err = l.Acquire(&plain) // does not
 	want(err, "waiters", 3)
 
-	l = open(func(o *Options) { o.NoRoom = &LimitError{Limit: "holds per uid", Max: 77} })
-	_, _, err = l.Acquire(with(plain, func(a *Ask) { a.Room = false }))
+	full := func(a *Ask) { a.Full = &LimitError{Limit: "holds per uid", Max: 77} }
+	busy := func(a *Ask) { a.Busy = &LimitError{Limit: "waiters per space", Max: 7} }
+	l = open()
+	_, _, err = l.Acquire(with(plain, full))
 	want(err, "holds per uid", 77)
-	get(t, l, &reentrant)
-	_, _, err = l.Acquire(with(reentrant, func(a *Ask) { a.Room = false }))
+	_, _, err = l.Acquire(with(plain, busy))
+	want(err, "waiters per space", 7)
+	wait(t, l, &reentrant)
+	_, _, err = l.Acquire(with(reentrant, busy)) // who shares waits as well
+	want(err, "waiters per space", 7)
+	l = open()
+	named := with(reentrant, func(a *Ask) { a.RequestID = "x" })
+	get(t, l, named)
+	_, _, err = l.Acquire(with(reentrant, full))
 	want(err, "holds per uid", 77)
+	for _, a := range []*Ask{&reentrant, named} { // who does not wait needs no place in the queue
+		if _, _, err = l.Acquire(with(*a, busy)); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // TestTheShortestWait has an end, and no wait has none.

@@ -24,8 +24,8 @@ var (
 	ErrLost = errors.New("the lock is lost")
 )
 
-// LimitError is ErrLimit with the name of the limit: "holds", "waiters" or "holds per
-// uid" here, or one of the store.
+// LimitError is ErrLimit with the name of the limit: "holds" or "waiters" here, what
+// Ask has, such as "holds per uid", or one of the store.
 type LimitError = lock.LimitError
 
 // LostError is ErrLost with what was lost and why.

@@ -11,7 +11,6 @@ import (
 type Options struct {
 	Holds     int                // limit of holds, requests for holds and losses that are not acknowledged
 	Waits     int                // limit of calls that wait
-	NoRoom    *LimitError        // the error where there is no Ask.Room, which the owner of the Ledger counts
 	LostGrace time.Duration      // how long others are kept out when the sidecar ends a hold
 	TTL       time.Duration      // between keep-alives; 0: none are needed
 	Answer    time.Duration      // how long the store has to answer a release

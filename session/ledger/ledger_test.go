@@ -33,8 +33,8 @@ func open(change ...func(*Options)) *Ledger {
 }
 
 var (
-	plain     = Ask{Resource: "ns/r", Name: "r", Mode: lock.Exclusive, Room: true}
-	reentrant = Ask{Resource: "ns/r", Name: "r", Mode: lock.Exclusive, Room: true, Reentrant: true}
+	plain     = Ask{Resource: "ns/r", Name: "r", Mode: lock.Exclusive}
+	reentrant = Ask{Resource: "ns/r", Name: "r", Mode: lock.Exclusive, Reentrant: true}
 )
 
 func with(a Ask, f func(*Ask)) *Ask {

@@ -14,7 +14,7 @@ import (
 func TestOwners(t *testing.T) {
 	l := open(func(o *Options) { o.Holds, o.Waits = 1000, 1000 })
 	ask := func(owner, name string) (*Hold, []string) {
-		_, c, err := l.Acquire(&Ask{Resource: lock.Resource("ns/" + name), Name: name, Owner: owner, Mode: lock.Exclusive, Room: true})
+		_, c, err := l.Acquire(&Ask{Resource: lock.Resource("ns/" + name), Name: name, Owner: owner, Mode: lock.Exclusive})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func namesOf(holds []*Hold) (names []string) {
 // TestDeadlocked ends the wait of all who share it, once.
 func TestDeadlocked(t *testing.T) {
 	l := open()
-	_, c, err := l.Acquire(&Ask{Resource: "r", Name: "r", Mode: lock.Exclusive, Room: true})
+	_, c, err := l.Acquire(&Ask{Resource: "r", Name: "r", Mode: lock.Exclusive})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -152,7 +152,7 @@ func (w *world) finish() {
 			w.t.Errorf("%s of %s is left in the store", id, res)
 		}
 	}
-	if _, _, err := w.l.Acquire(&Ask{Resource: "a", Room: true}); !errors.Is(err, ErrClosed) {
+	if _, _, err := w.l.Acquire(&Ask{Resource: "a"}); !errors.Is(err, ErrClosed) {
 		w.t.Errorf("Acquire after the end = %v", err)
 	}
 }

@@ -303,7 +303,7 @@ func (w *world) step() {
 }
 
 func (w *world) acquire() {
-	a := Ask{Resource: "a", Name: "a", Mode: lock.Exclusive, Try: w.r.IntN(3) == 0, Reentrant: w.r.IntN(2) == 0, Room: true, Tag: w}
+	a := Ask{Resource: "a", Name: "a", Mode: lock.Exclusive, Try: w.r.IntN(3) == 0, Reentrant: w.r.IntN(2) == 0, Tag: w}
 	if w.r.IntN(2) == 0 {
 		a.RequestID = fmt.Sprint("r", w.r.IntN(12))
 	}

@@ -13,7 +13,7 @@ import (
 // nodeValues are those of one sidecar per node.
 const nodeValues = `
 mode: node
-node: {allow: ["shop/*", "team-*/orders"], spaces: {shop-eu: shop}, perNamespace: {sessions: 700, holds: 1000000}}
+node: {allow: ["shop/*", "team-*/orders"], spaces: {shop-eu: shop}, perNamespace: {sessions: 700, holds: 1000000, waiters: 90}, perServiceAccount: {sessions: 300, inFlight: 40, detached: 12}}
 profiles: {default: {store: {secret: {name: locks}, files: {secret: redis, password: password}}, drain: 90s, ttl: 5s, env: {ZONE: {fieldRef: {fieldPath: spec.nodeName}}}}}
 `
 
@@ -40,7 +40,8 @@ func TestNodeAgent(t *testing.T) {
 		}
 	}
 	for name, value := range map[string]string{
-		"LOCKSIDECAR_MAX_CONNECTIONS_PER_SPACE": "0", "LOCKSIDECAR_MAX_SESSIONS_PER_SPACE": "700", "LOCKSIDECAR_MAX_HOLDS_PER_SPACE": "1000000",
+		"LOCKSIDECAR_MAX_CONNECTIONS_PER_SPACE": "0", "LOCKSIDECAR_MAX_SESSIONS_PER_SPACE": "700", "LOCKSIDECAR_MAX_HOLDS_PER_SPACE": "1000000", "LOCKSIDECAR_MAX_WAITERS_PER_SPACE": "90",
+		"LOCKSIDECAR_MAX_SESSIONS_PER_SERVICE_ACCOUNT": "300", "LOCKSIDECAR_MAX_DETACHED_PER_SERVICE_ACCOUNT": "12", "LOCKSIDECAR_MAX_CONNECTIONS_PER_SERVICE_ACCOUNT": "0", "LOCKSIDECAR_MAX_IN_FLIGHT_PER_SERVICE_ACCOUNT": "40", "LOCKSIDECAR_MAX_IN_FLIGHT_PER_SPACE": "0",
 		"LOCKSIDECAR_TTL": "5s", "LOCKSIDECAR_SOCKET": "/run/locksidecar-node/socket/locksidecar.sock", "LOCKSIDECAR_HTTP_ADDR": ":24737", "GOMEMLIMIT": "460MiB", "LOCKSIDECAR_MAX_CONNECTIONS_PER_UID": "64",
 	} {
 		wantEnv(t, &c, name, value)
@@ -219,6 +220,8 @@ func TestNodeValues(t *testing.T) {
 		{"no such mode", `{mode: pod}`, "/mode"},
 		{"no pattern", `{mode: node, node: {allow: [shop]}}`, "/node/allow/0"},
 		{"a list in one", `{mode: node, node: {allow: ["shop/a,bank/*"]}}`, "/node/allow/0"},
+		{"no such limit", `{mode: node, node: {allow: ["*/*"], perServiceAccount: {bytes: 1}}}`, "/node/perServiceAccount"},
+		{"less than nothing", `{mode: node, node: {allow: ["*/*"], perServiceAccount: {sessions: -1}}}`, "/node/perServiceAccount/sessions"},
 		{"a space with a slash", `{mode: node, node: {allow: ["*/*"], spaces: {shop: /}}}`, "/node/spaces/shop"},
 	} {
 		if _, err := render(theChart(t), parse(t, c.values), "v1.36"); err == nil || !strings.Contains(err.Error(), c.want) {
