@@ -61,6 +61,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if what := os.Getenv(neighbourEnv); what != "" { // one of a pod
+		if err := neighbour(what); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(testengine.Main(tests{m}),
 		// go-redis, by which the tests see Redis come up again, tries once a second to
 		// reach a server that is away and learns only then that its pool was closed.

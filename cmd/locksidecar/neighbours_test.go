@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/client"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+)
+
+// neighbourEnv makes an app of the test binary: "pairs" or "attack".
+const neighbourEnv = "NEIGHBOUR_OF_THE_TEST"
+
+// neighbour is the app.
+func neighbour(what string) error {
+	if what == "attack" {
+		attack(os.Getenv("LOCKSIDECAR_SOCKET"))
+	}
+	return pairs()
+}
+
+// pairs takes and releases a lock, as often as each line that it reads says, and answers with the median time of a
+// pair in nanoseconds.
+func pairs() error {
+	ctx := context.Background()
+	c, err := client.Dial(ctx, "")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	s, err := c.OpenSession(ctx, client.SessionOptions{})
+	if err != nil {
+		return err
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		var resource string
+		var n int
+		if _, err := fmt.Sscan(in.Text(), &resource, &n); err != nil {
+			return err
+		}
+		took := make([]time.Duration, 0, n)
+		for range n {
+			begin := time.Now()
+			l, err := s.Acquire(ctx, resource, client.AcquireOptions{})
+			if err == nil {
+				err = l.Release(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			took = append(took, time.Since(begin))
+		}
+		slices.Sort(took)
+		fmt.Println(took[n/2].Nanoseconds())
+	}
+	return nil
+}
+
+// attack opens all the connections it can, asks for as much as it can write, reads nothing and never ends. It says
+// how often it has tried, and how many connections it has.
+func attack(socket string) {
+	asks := []byte(`{"requestId":"o","open":{}}` + "\n")
+	for i := range 200 {
+		asks = fmt.Appendf(asks, `{"requestId":"%d","acquire":{"resource":"r%d"}}`+"\n", i, i)
+	}
+	var open atomic.Int64
+	for tried := 1; ; tried++ {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			continue
+		}
+		open.Add(1)
+		go func() {
+			var err error
+			for err == nil { // until the sidecar closes it
+				_, err = c.Write(asks)
+			}
+			_ = c.Close()
+			open.Add(-1)
+		}()
+		if tried%1000 == 0 {
+			fmt.Println(tried, open.Load())
+		}
+	}
+}
+
+// app starts an app of the test binary in a pod.
+func (n *testNode) app(cgroup, what string) (*program, io.Writer) {
+	n.t.Helper()
+	dir, err := os.Open(cgroup)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	cmd := exec.CommandContext(context.Background(), os.Args[0])
+	cmd.Env = cleanEnv(neighbourEnv+"="+what, "LOCKSIDECAR_SOCKET="+n.socket, "GORACE=atexit_sleep_ms=0")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return launchCmd(n.t, cmd), in
+}
+
+// measured has an app of pairs work, and gives the median.
+func measured(t *testing.T, p *program, in io.Writer, resource string, pairs int) time.Duration {
+	t.Helper()
+	return measure(t, p, in, resource, pairs)()
+}
+
+// measure has it begin, and gives what waits for the median.
+func measure(t *testing.T, p *program, in io.Writer, resource string, pairs int) func() time.Duration {
+	t.Helper()
+	before := strings.Count(p.out.String(), "\n")
+	if _, err := fmt.Fprintln(in, resource, pairs); err != nil {
+		t.Fatal(err)
+	}
+	return func() time.Duration {
+		t.Helper()
+		eventually(t, "it has worked", func() bool { return p.ended() || strings.Count(p.out.String(), "\n") > before })
+		lines := strings.Fields(p.out.String())
+		if len(lines) <= before {
+			t.Fatalf("it ended with status %d: %s", p.code, p.err)
+		}
+		var ns int64
+		if _, err := fmt.Sscan(lines[before], &ns); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(ns)
+	}
+}
+
+// TestAttackOnANeighbour: pods of one service account that open all the connections they can, read nothing and never end
+// make a pair of a neighbour, in their namespace and in another one, five times as long at most, and none fails. It is
+// measured before, meanwhile and after, so that a busy machine slows down all of it.
+func TestAttackOnANeighbour(t *testing.T) {
+	n := newTestNode(t)
+	agent := n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis), "--allow-service-account", "*/*", "--max-connections-per-uid", "64",
+		"--max-connections-per-service-account", "100", "--max-sessions-per-service-account", "90", "--max-holds-per-service-account", "5000")...)
+	hostile := []string{n.pod("hostile-1", "shop/hostile"), n.pod("hostile-2", "shop/hostile")}
+	const most, times, pairs = 5, 6, 200
+	for _, account := range []string{"shop/orders", "bank/ledger"} {
+		p, in := n.app(n.pod("neighbour", account), "pairs")
+		var ratios []float64
+		for len(ratios) < times && (len(ratios) == 0 || slices.Min(ratios) > most) {
+			before := measured(t, p, in, "mine", pairs)
+			var attackers []*program
+			for _, pod := range hostile {
+				attacker, _ := n.app(pod, "attack")
+				attackers = append(attackers, attacker)
+			}
+			for _, attacker := range attackers {
+				eventually(t, "it has what it can have", func() bool { return strings.Count(attacker.out.String(), "\n") > 2 })
+			}
+			under := measured(t, p, in, "mine", pairs)
+			for _, attacker := range attackers {
+				attacker.signal(syscall.SIGKILL)
+				attacker.wait()
+			}
+			after := measured(t, p, in, "mine", pairs)
+			ratios = append(ratios, float64(under)/float64(max(before, after)))
+			t.Logf("%s: a pair takes %s, %s under attack, %s after it; attempts and connections of the first attacker: %q",
+				account, before, under, after, strings.Fields(attackers[0].out.String()))
+		}
+		if slices.Min(ratios) > most {
+			t.Errorf("%s: a pair takes %.1f times as long", account, ratios)
+		}
+	}
+	if !strings.Contains(agent.err.String(), "at most 100 connections of one service account") {
+		t.Error("nothing was refused")
+	}
+}
+
+// TestHandOffOnANode: two pods that take one lock in turn hand it over faster on the node than through the
+// store. Both are measured in one run, in turn.
+func TestHandOffOnANode(t *testing.T) {
+	store := onStore(t, testengine.Redis)
+	type pod struct {
+		*program
+		in io.Writer
+	}
+	var nodes [2][2]pod // with local turns, and without
+	for i, turns := range []string{"1024", "0"} {
+		n := newTestNode(t)
+		n.agent(n.pod("agent", ""), append(store, "--allow-service-account", "*/*", "--local-turns", turns, "--name", "turns-"+turns)...)
+		for k := range nodes[i] {
+			nodes[i][k].program, nodes[i][k].in = n.app(n.pod(fmt.Sprint("pod-", k), "shop/a"), "pairs")
+		}
+	}
+	const times, pairs = 5, 300
+	var took [2][]time.Duration
+	for range times {
+		for i, both := range nodes {
+			first := measure(t, both[0].program, both[0].in, fmt.Sprint("r", i), pairs)
+			second := measured(t, both[1].program, both[1].in, fmt.Sprint("r", i), pairs)
+			// The time of a pair has that of the other pod in it: two hand-offs.
+			took[i] = append(took[i], (first()+second)/4)
+		}
+	}
+	local, through := slices.Min(took[0]), slices.Min(took[1])
+	t.Logf("a hand-off on the node %s, through the store %s", took[0], took[1])
+	if local >= through {
+		t.Errorf("a hand-off takes %s on the node and %s through the store", local, through)
+	}
+}
