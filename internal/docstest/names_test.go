@@ -293,9 +293,12 @@ func TestMetrics(t *testing.T) {
 		// Not on the embedded store.
 		"locksidecar_store_command_seconds": "histogram",
 		"locksidecar_shard_up":              "gauge",
-		// Only with --principal unit.
+		// Only with --principal unit, or pod.
 		"locksidecar_principal_sessions": "gauge",
 		"locksidecar_principal_holds":    "gauge",
+		// Only with --principal pod.
+		"locksidecar_service_account_sessions": "gauge",
+		"locksidecar_service_account_holds":    "gauge",
 	}
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (locksidecar_\w+) (\w+)$`).FindAllStringSubmatch(text, -1) {
 		there[m[1]] = m[2]

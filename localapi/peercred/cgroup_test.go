@@ -205,7 +205,11 @@ func idOf(pid int) (uint64, error) {
 func inside(t *testing.T, g *Cgroups, path, test string, namespaces uintptr) {
 	t.Helper()
 	var out bytes.Buffer
-	p := exec.Command("/proc/self/exe", "-test.run=^"+test+"$", "-test.v", "-test.timeout=5m")
+	limit := "5m"
+	if os.Getenv("LOCKSIDECAR_TEST_FULL") != "" {
+		limit = "2h"
+	}
+	p := exec.Command("/proc/self/exe", "-test.run=^"+test+"$", "-test.v", "-test.timeout="+limit)
 	p.Env = append(os.Environ(), "PEERCRED_TEST_INSIDE="+path)
 	p.Stdout, p.Stderr = &out, &out
 	p.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -216,6 +220,8 @@ func inside(t *testing.T, g *Cgroups, path, test string, namespaces uintptr) {
 		t.Skip(&out)
 	case err != nil || !strings.Contains(out.String(), "--- PASS: "+test):
 		t.Errorf("%v: %s", err, &out)
+	default:
+		t.Log(&out) // what it has counted
 	}
 }
 
