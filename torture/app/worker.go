@@ -392,8 +392,11 @@ func (h *hold) downgrade(ctx context.Context) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
+	asks := h.record(history.Downgrading, 0)
+	asks.At = history.Now()
+	h.write(asks)
 	r := h.record(history.Downgraded, 0)
-	r.Call = history.Now()
+	r.Call = asks.At
 	err := h.l.Downgrade(ctx)
 	r.At = history.Now()
 	if err != nil {

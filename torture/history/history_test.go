@@ -130,6 +130,16 @@ func TestChecks(t *testing.T) {
 			"at 3.000000–4.000000", "", false,
 		},
 		{
+			"a reader beside an app that was killed while it downgraded",
+			j(x("a", 1, 1*s, 2*s, 9*s), of(Downgrading, "a", 0, 3*s, 0), shared(x("b", 1, 1*s, 4*s, 9*s)), Record{Kind: Killed, App: "a", At: 5 * s}, left("b", 6*s, 7*s, 9*s)),
+			"", "", true,
+		},
+		{
+			"a writer beside such an app",
+			j(x("a", 1, 1*s, 2*s, 9*s), of(Downgrading, "a", 0, 3*s, 0), x("b", 2, 1*s, 4*s, 9*s), Record{Kind: Killed, App: "a", At: 5 * s}, left("b", 6*s, 7*s, 9*s)),
+			"at 4.000000–5.000000", "", false,
+		},
+		{
 			"a frozen app that relies on what it was told", j(x("a", 1, 1*s, 2*s, 5*s), x("b", 2, 2*s, 4*s, 9*s), left("b", 6*s, 7*s, 9*s), lost("a", "SIDECAR_SILENT", 8*s, 0)),
 			"at 4.000000–5.000000", "", false,
 		},

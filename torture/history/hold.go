@@ -172,6 +172,8 @@ func (h *holds) take(r Record) {
 		if r.Kind == Leaving {
 			b.left = r.At
 		}
+	case Downgrading:
+		b.Turned = r.At
 	case Downgraded:
 		b.Turned = r.Call
 		if r.Err == "" {

@@ -29,7 +29,10 @@ const (
 	// Checked: at the moment At the app looked at its hold and it was good, and good
 	// until Until without further news.
 	Checked Kind = "checked"
-	// Downgraded: the hold is shared. Call is from before the request, At from after
+	// Downgrading: at the moment At, before the request, the app is about to share the hold. Who is killed before it
+	// can tell of the answer may have shared it.
+	Downgrading Kind = "downgrading"
+	// Downgraded: the hold is shared. Call is At of Downgrading, At from after
 	// it; Err: it failed.
 	Downgraded Kind = "downgraded"
 	// Leaving: as Checked, just before the release.
