@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
+	"github.com/locksidecar/locksidecar/bench/internal/stores"
 )
 
 const (
@@ -57,7 +57,7 @@ func compare(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("make a folder: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	onredis.Quiet()
+	stores.QuietRedis()
 	before := load()
 	old, err := sidecar.BuildCommit(ctx, dir, *base)
 	if err != nil {

@@ -111,7 +111,7 @@ func (s *section) idle(ctx context.Context) (err error) {
 var errNoHeartbeat = errors.New("the sidecar sent no heartbeat")
 
 // cleanUpTries is how often a count is restarted because the sidecar cleaned up
-// meanwhile. It does so every 15 to 45 s.
+// meanwhile. On most stores it does so every 15 to 45 s.
 const cleanUpTries = 4
 
 // count lets the sidecar alone for a while and counts what it sends. Cleaning up
@@ -161,7 +161,7 @@ func (s *section) countOnce(ctx context.Context, side *sidecar.Sidecar, holds in
 		Sent:     (sentLater.Requests - sent.Requests) / beats,
 		Requests: (countLater.Requests - count.Requests) / beats,
 		Steps:    (countLater.Steps - count.Steps) / beats,
-	}, sentLater.CleanUps > sent.CleanUps, nil
+	}, sentLater.CleanUps > sent.CleanUps && !s.plan.reaps, nil
 }
 
 // memory waits until the garbage of what was done before is gone, as far as it

@@ -15,8 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/locksidecar/locksidecar/bench/internal/echo"
 )
 
 const usage = `The benchmark of locksidecar. It builds the sidecar, starts the stores, and
@@ -54,7 +52,7 @@ func main() {
 func command(ctx context.Context, args []string) error {
 	switch {
 	case len(args) == 2 && args[0] == "echo":
-		return echo.Serve(ctx, args[1])
+		return serveEcho(ctx, args[1])
 	case len(args) > 0 && args[0] == "compare":
 		return compare(ctx, args[1:])
 	case len(args) == 3 && args[0] == "hold":

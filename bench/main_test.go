@@ -16,10 +16,10 @@ func TestParse(t *testing.T) {
 		stores []string
 		err    string // part of it; empty: none
 	}{
-		{name: "nothing", only: all, stores: []string{"embedded", "redis", "zookeeper", "mysql", "postgres"}},
+		{name: "nothing", only: all, stores: []string{"embedded", "redis", "zookeeper", "mysql", "postgres", "etcd"}},
 		{name: "some", args: "--only kill,hot --stores mariadb", only: []string{"kill", "hot"}, stores: []string{"mariadb"}},
 		{name: "no such part", args: "--only pair", err: `no part "pair": give some of pairs, hot, contenders`},
-		{name: "no such store", args: "--stores redis,etcd", err: `no store "etcd": give some of embedded, redis, zookeeper`},
+		{name: "no such store", args: "--stores redis,consul", err: `no store "consul": give some of embedded, redis, zookeeper`},
 		{name: "a word too many", args: "quick", err: `unexpected argument "quick"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

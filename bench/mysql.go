@@ -2,8 +2,8 @@ package main
 
 import (
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/onmysql"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/stores"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -20,16 +20,16 @@ const (
 
 func mysqlPlan(key, name string, kind *testengine.Kind) plan {
 	return plan{
-		key: key, words: onmysql.Words(name), kind: kind, connect: onmysql.Connect,
+		key: key, words: stores.MySQLWords(name), kind: kind, connect: stores.ConnectMySQL,
 		pairs: mysqlPairs, hot: mysqlHot, turns: true, killMS: 15, leadMS: 20, oneRequest: true,
 	}
 }
 
 func mysqlPairs(r results) []report.Target {
 	return []report.Target{
-		report.NewTarget("1 caller: a pair, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourClient), r.p50(onmysql.Updates)),
-		report.NewTarget("1 caller: a pair without the socket, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourDriver), r.p50(onmysql.Updates)),
-		report.NewTarget("1 caller: again, without a guard, to 2 autocommit updates", "pairs/s", true, againUpdates, r.rateOfOne(ourAgain), r.rateOfOne(onmysql.Updates)),
+		report.NewTarget("1 caller: a pair, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourClient), r.p50(stores.TwoUpdates)),
+		report.NewTarget("1 caller: a pair without the socket, to 2 autocommit updates (p50)", "µs", false, updatesLimit, r.p50(ourDriver), r.p50(stores.TwoUpdates)),
+		report.NewTarget("1 caller: again, without a guard, to 2 autocommit updates", "pairs/s", true, againUpdates, r.rateOfOne(ourAgain), r.rateOfOne(stores.TwoUpdates)),
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/locksidecar/locksidecar/bench/internal/echo"
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
@@ -106,7 +105,7 @@ func (s *section) subjects(ctx context.Context) (all []measure.Subject, closeAll
 	}
 	all = append(all, s.store.Subjects()...)
 	if s.plan.wires {
-		line, err := echo.Start(s.socket("echo"))
+		line, err := startEcho(s.socket("echo"))
 		if err != nil {
 			return nil, nil, err
 		}

@@ -20,6 +20,7 @@ type plan struct {
 	turns bool // the sidecar can answer by itself there
 	wires bool // the other wires of the socket are measured here
 	fleet int  // of how many sidecars the server takes the leases; 0: any number
+	reaps bool // it looks for what others left with each heartbeat, so that counts with and without compare
 
 	// The targets.
 	pairs      func(results) []report.Target
@@ -30,11 +31,11 @@ type plan struct {
 	oneRequest bool                                                  // a heartbeat is one request
 }
 
-var plans = []plan{onEmbedded, onRedis, onZooKeeper, onMySQL, onMariaDB, onPostgres}
+var plans = []plan{onEmbedded, onRedis, onZooKeeper, onMySQL, onMariaDB, onPostgres, onEtcd}
 
 // usual are the stores of a run that is not told which: MySQL and MariaDB are
 // one driver of ours.
-var usual = []string{onEmbedded.key, onRedis.key, onZooKeeper.key, onMySQL.key, onPostgres.key}
+var usual = []string{onEmbedded.key, onRedis.key, onZooKeeper.key, onMySQL.key, onPostgres.key, onEtcd.key}
 
 func storeKeys() []string {
 	var keys []string

@@ -2,14 +2,14 @@ package main
 
 import (
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/stores"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
 // onRedis, the fastest server, is where the wires of the socket are compared.
 var onRedis = plan{
-	key: "redis", words: onredis.Words, kind: testengine.Redis, connect: onredis.Connect,
+	key: "redis", words: stores.RedisWords, kind: testengine.Redis, connect: stores.ConnectRedis,
 	turns: true, wires: true, pairs: redisPairs, hot: redisHot, turnsHot: redisTurnsHot, killMS: 10, leadMS: 10, oneRequest: true,
 }
 
@@ -27,17 +27,17 @@ const (
 )
 
 func redisPairs(r results) []report.Target {
-	libraries := []string{onredis.Redsync, onredis.Redislock, onredis.Rueidislock}
+	libraries := []string{stores.Redsync, stores.Redislock, stores.Rueidislock}
 	return []report.Target{
 		report.NewTarget("1 caller: another name each time, to 2 line echoes + 2 EVALSHA (p50)", "µs", false, overheadLimit,
-			r.p50(ourOthers), each(add, r.p50(onredis.Scripts), r.p50(lineEchoes))),
+			r.p50(ourOthers), each(add, r.p50(stores.Scripts), r.p50(lineEchoes))),
 		report.NewTarget("64 callers: direct, to the faster of redsync and redislock", "pairs/s", true, peerLimit,
-			r.rate(ourDirect), each(larger, r.rate(onredis.Redsync), r.rate(onredis.Redislock))),
-		report.NewTarget("64 callers: direct, to rueidislock", "pairs/s", true, rueidisLimit, r.rate(ourDirect), r.rate(onredis.Rueidislock)),
+			r.rate(ourDirect), each(larger, r.rate(stores.Redsync), r.rate(stores.Redislock))),
+		report.NewTarget("64 callers: direct, to rueidislock", "pairs/s", true, rueidisLimit, r.rate(ourDirect), r.rate(stores.Rueidislock)),
 		report.NewTarget("1 caller: again, to the fastest library", "pairs/s", true, againPeers,
 			r.rateOfOne(ourAgain), each(larger, r.rateOfOne(libraries[0]), r.rateOfOne(libraries[1]), r.rateOfOne(libraries[2]))),
 		report.NewTarget("1 caller: again, to 2 line echoes (p50)", "µs", false, againLimit, r.p50(ourAgain), r.p50(lineEchoes)),
-		report.NewTarget("64 callers: again, to rueidislock", "pairs/s", true, againRueidis, r.rate(ourAgain), r.rate(onredis.Rueidislock)),
+		report.NewTarget("64 callers: again, to rueidislock", "pairs/s", true, againRueidis, r.rate(ourAgain), r.rate(stores.Rueidislock)),
 		report.NewTarget("64 readers of one lock, to 64 locks direct", "pairs/s", true, readersLimit, r.rate(ourReaders), r.rate(ourDirect)),
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/bench/internal/measure"
-	"github.com/locksidecar/locksidecar/bench/internal/onredis"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
+	"github.com/locksidecar/locksidecar/bench/internal/stores"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -67,7 +67,7 @@ func run(ctx context.Context, o options) (r *report.Report, err error) {
 	if b.binary, err = sidecar.Build(ctx, b.dir); err != nil {
 		return nil, err
 	}
-	onredis.Quiet()
+	stores.QuietRedis()
 	r = &report.Report{Setup: setup(b.binary.Version)}
 	r.Setup.Parts, r.Setup.Rounds, r.Setup.Quick = o.only, b.rounds, o.quick
 	for _, p := range plans {

@@ -1,13 +1,13 @@
 package main
 
 import (
-	"github.com/locksidecar/locksidecar/bench/internal/onzk"
 	"github.com/locksidecar/locksidecar/bench/internal/report"
+	"github.com/locksidecar/locksidecar/bench/internal/stores"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
 var onZooKeeper = plan{
-	key: "zookeeper", words: onzk.Words, kind: testengine.ZooKeeper, connect: onzk.Connect,
+	key: "zookeeper", words: stores.ZooKeeperWords, kind: testengine.ZooKeeper, connect: stores.ConnectZooKeeper,
 	turns: true, pairs: zooKeeperPairs, killMS: 10, leadMS: 15, oneRequest: true,
 }
 
@@ -18,8 +18,8 @@ const (
 
 func zooKeeperPairs(r results) []report.Target {
 	return []report.Target{
-		report.NewTarget("1 caller: a pair, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourClient), r.p50(onzk.Recipe)),
-		report.NewTarget("1 caller: a pair without the socket, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourDriver), r.p50(onzk.Recipe)),
-		report.NewTarget("1 caller: again, to go-zookeeper's Lock", "pairs/s", true, recipeAgain, r.rateOfOne(ourAgain), r.rateOfOne(onzk.Recipe)),
+		report.NewTarget("1 caller: a pair, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourClient), r.p50(stores.ZooKeeperRecipe)),
+		report.NewTarget("1 caller: a pair without the socket, to go-zookeeper's Lock (p50)", "µs", false, recipeLimit, r.p50(ourDriver), r.p50(stores.ZooKeeperRecipe)),
+		report.NewTarget("1 caller: again, to go-zookeeper's Lock", "pairs/s", true, recipeAgain, r.rateOfOne(ourAgain), r.rateOfOne(stores.ZooKeeperRecipe)),
 	}
 }

@@ -1,4 +1,4 @@
-package onzk
+package stores
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 )
 
 // CPU implements measure.Store.
-func (s *Store) CPU(context.Context) (float64, error) {
+func (s *zooKeeperStore) CPU(context.Context) (float64, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
@@ -25,40 +25,40 @@ func (s *Store) CPU(context.Context) (float64, error) {
 
 // Memory implements measure.Store: paths and data of all nodes. The heap of a
 // Java program says little.
-func (s *Store) Memory(ctx context.Context) (float64, error) {
+func (s *zooKeeperStore) Memory(ctx context.Context) (float64, error) {
 	text, err := s.ask(ctx, "mntr")
 	if err != nil {
 		return 0, err
 	}
-	return number(text, "zk_approximate_data_size\t")
+	return zooKeeperNumber(text, "zk_approximate_data_size\t")
 }
 
 // Count implements measure.Store. The transaction id is the number of writes
 // since the server became leader.
-func (s *Store) Count(ctx context.Context) (measure.Count, error) {
+func (s *zooKeeperStore) Count(ctx context.Context) (measure.Count, error) {
 	text, err := s.ask(ctx, "srvr")
 	if err != nil {
 		return measure.Count{}, err
 	}
-	received, err := number(text, "Received: ")
+	received, err := zooKeeperNumber(text, "Received: ")
 	if err != nil {
 		return measure.Count{}, err
 	}
-	writes, err := number(text, "Zxid: ")
+	writes, err := zooKeeperNumber(text, "Zxid: ")
 	return measure.Count{Requests: received - s.asked, Steps: writes}, err
 }
 
-const askTimeout = 5 * time.Second
+const zooKeeperAskTimeout = 5 * time.Second
 
 // ask sends one of the commands of four letters, which the server counts as
 // requests.
-func (s *Store) ask(ctx context.Context, command string) (string, error) {
-	c, err := (&net.Dialer{Timeout: askTimeout}).DialContext(ctx, "tcp", s.addr)
+func (s *zooKeeperStore) ask(ctx context.Context, command string) (string, error) {
+	c, err := (&net.Dialer{Timeout: zooKeeperAskTimeout}).DialContext(ctx, "tcp", s.addr)
 	if err != nil {
 		return "", fmt.Errorf("dial ZooKeeper: %w", err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(askTimeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(zooKeeperAskTimeout)); err != nil {
 		return "", fmt.Errorf("dial ZooKeeper: %w", err)
 	}
 	if _, err := io.WriteString(c, command); err != nil {
@@ -72,9 +72,9 @@ func (s *Store) ask(ctx context.Context, command string) (string, error) {
 	return string(b), nil
 }
 
-// number is what follows the name at the beginning of a line. Of an id it is
+// zooKeeperNumber is what follows the name at the beginning of a line. Of an id it is
 // what counts up: the lower half.
-func number(text, name string) (float64, error) {
+func zooKeeperNumber(text, name string) (float64, error) {
 	for line := range strings.Lines(text) {
 		value, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), name)
 		if !ok {

@@ -1,6 +1,4 @@
-// Package onredis are other ways to a lock in Redis: the Go libraries that people
-// use without a sidecar, and the bare scripts that no library can beat.
-package onredis
+package stores
 
 import (
 	"context"
@@ -23,23 +21,23 @@ import (
 )
 
 const (
-	// expiry of all locks here: the time to live of the sidecar's lease.
-	expiry = 10 * time.Second
-	// poolSize is enough for all callers: nobody waits for a connection.
-	poolSize = 128
+	// redisExpiry of all locks here: the time to live of the sidecar's lease.
+	redisExpiry = 10 * time.Second
+	// redisPool is enough for all callers: nobody waits for a connection.
+	redisPool = 128
 )
 
-// Store is one Redis.
-type Store struct {
+// redisStore is one Redis.
+type redisStore struct {
 	url    string
 	client *redis.Client
 	infos  atomic.Int64 // how often it has asked for INFO
 }
 
-var _ measure.Store = (*Store)(nil)
+var _ measure.Store = (*redisStore)(nil)
 
-// Words for tables.
-var Words = measure.Words{
+// RedisWords for tables.
+var RedisWords = measure.Words{
 	Name: "Redis", Steps: "commands", Memory: "in Redis", Renewal: "heartbeat",
 	Notified: "EVALSHA that publishes, to its subscriber", Answered: "EVALSHA, round trip",
 }
@@ -52,26 +50,26 @@ const (
 	Scripts     = "2 × EVALSHA"
 )
 
-// Quiet keeps go-redis from writing to standard error, from where testengine
+// QuietRedis keeps go-redis from writing to standard error, from where testengine
 // uses it as well: a server is looked at before it is up.
-func Quiet() { logging.Disable() }
+func QuietRedis() { logging.Disable() }
 
-// Connect makes the one client that all peers share.
-func Connect(_ context.Context, address string) (measure.Store, error) {
-	c, err := Client(address)
+// ConnectRedis makes the one client that all peers share.
+func ConnectRedis(_ context.Context, address string) (measure.Store, error) {
+	c, err := redisClient(address)
 	if err != nil {
 		return nil, err
 	}
-	forSidecars, err := newStore(address)
+	forSidecars, err := withoutGrace(address)
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	return &Store{url: forSidecars, client: c}, nil
+	return &redisStore{url: forSidecars, client: c}, nil
 }
 
-// newStore spares the sidecar the time for which it grants nothing on a Redis
+// withoutGrace spares the sidecar the time for which it grants nothing on a Redis
 // that was started a moment ago: that one was not restarted but is new.
-func newStore(store string) (string, error) {
+func withoutGrace(store string) (string, error) {
 	u, err := url.Parse(store)
 	if err != nil {
 		return "", fmt.Errorf("parse the URL of the store: %w", err)
@@ -83,24 +81,24 @@ func newStore(store string) (string, error) {
 }
 
 // URL implements measure.Store.
-func (s *Store) URL() string { return s.url }
+func (s *redisStore) URL() string { return s.url }
 
 // Close implements measure.Store.
-func (s *Store) Close() error { return s.client.Close() }
+func (s *redisStore) Close() error { return s.client.Close() }
 
 // Subjects implements measure.Store.
-func (s *Store) Subjects() []measure.Subject {
+func (s *redisStore) Subjects() []measure.Subject {
 	return []measure.Subject{withRedsync(s.client), withRedislock(s.client), s.withRueidislock(), withScripts(s.client)}
 }
 
-// Client is a go-redis client as an application would have it: the library's
+// redisClient is a go-redis client as an application would have it: the library's
 // defaults and enough connections.
-func Client(address string) (*redis.Client, error) {
+func redisClient(address string) (*redis.Client, error) {
 	o, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, fmt.Errorf("parse the URL of Redis: %w", err)
 	}
-	o.PoolSize = poolSize
+	o.PoolSize = redisPool
 	return redis.NewClient(o), nil
 }
 
@@ -110,7 +108,7 @@ func withRedsync(c *redis.Client) measure.Subject {
 	rs := redsync.New(goredis.NewPool(c))
 	return onOwnKeys(Redsync, func(key string) measure.Pair {
 		return func(ctx context.Context) error {
-			m := rs.NewMutex(key, redsync.WithExpiry(expiry), redsync.WithTries(1))
+			m := rs.NewMutex(key, redsync.WithExpiry(redisExpiry), redsync.WithTries(1))
 			if err := m.LockContext(ctx); err != nil {
 				return fmt.Errorf("lock: %w", err)
 			}
@@ -122,14 +120,14 @@ func withRedsync(c *redis.Client) measure.Subject {
 	})
 }
 
-var _ measure.Polling = (*Store)(nil)
+var _ measure.Polling = (*redisStore)(nil)
 
 // Poller implements measure.Polling: redsync with its own delays, 50 to 250 ms, and as
 // many tries as it takes.
-func (s *Store) Poller(key string) (string, measure.Take) {
+func (s *redisStore) Poller(key string) (string, measure.Take) {
 	rs := redsync.New(goredis.NewPool(s.client))
 	return Redsync, func(ctx context.Context) (func(context.Context) error, error) {
-		m := rs.NewMutex(key, redsync.WithExpiry(expiry), redsync.WithTries(math.MaxInt))
+		m := rs.NewMutex(key, redsync.WithExpiry(redisExpiry), redsync.WithTries(math.MaxInt))
 		if err := m.LockContext(ctx); err != nil {
 			return nil, fmt.Errorf("lock: %w", err)
 		}
@@ -147,7 +145,7 @@ func withRedislock(c *redis.Client) measure.Subject {
 	locker := redislock.New(c)
 	return onOwnKeys(Redislock, func(key string) measure.Pair {
 		return func(ctx context.Context) error {
-			l, err := locker.Obtain(ctx, key, expiry, nil)
+			l, err := locker.Obtain(ctx, key, redisExpiry, nil)
 			if err != nil {
 				return fmt.Errorf("obtain: %w", err)
 			}
@@ -160,9 +158,9 @@ func withRedislock(c *redis.Client) measure.Subject {
 }
 
 var (
-	//go:embed lock.lua
+	//go:embed redis_lock.lua
 	lockSource string
-	//go:embed unlock.lua
+	//go:embed redis_unlock.lua
 	unlockSource string
 
 	lockScript   = redis.NewScript(lockSource)
@@ -175,7 +173,7 @@ var errTaken = errors.New("the script says that the lock is not ours")
 // if it is ours. Two EVALSHA round trips are what a store costs at least.
 func withScripts(c *redis.Client) measure.Subject {
 	return onOwnKeys(Scripts, func(key string) measure.Pair {
-		step := Steps(c, key)
+		step := steps(c, key)
 		return func(ctx context.Context) error {
 			if err := step(ctx); err != nil {
 				return err
@@ -185,28 +183,28 @@ func withScripts(c *redis.Client) measure.Subject {
 	})
 }
 
-// Steps takes a lock with the first script and releases it with the second, in
+// steps takes a lock with the first script and releases it with the second, in
 // turn.
-func Steps(c *redis.Client, key string) func(context.Context) error {
+func steps(c *redis.Client, key string) func(context.Context) error {
 	keys := []string{key}
 	n := 0
 	return func(ctx context.Context) error {
 		n++
 		if n%2 == 1 {
-			if err := run(ctx, c, lockScript, keys, n, expiry.Milliseconds()); err != nil {
+			if err := runScript(ctx, c, lockScript, keys, n, redisExpiry.Milliseconds()); err != nil {
 				return fmt.Errorf("lock: %w", err)
 			}
 			return nil
 		}
-		if err := run(ctx, c, unlockScript, keys, n-1); err != nil {
+		if err := runScript(ctx, c, unlockScript, keys, n-1); err != nil {
 			return fmt.Errorf("unlock: %w", err)
 		}
 		return nil
 	}
 }
 
-// run runs a script that answers 1 when it did what it is for.
-func run(ctx context.Context, c *redis.Client, s *redis.Script, keys []string, args ...any) error {
+// runScript runs a script that answers 1 when it did what it is for.
+func runScript(ctx context.Context, c *redis.Client, s *redis.Script, keys []string, args ...any) error {
 	switch n, err := s.Run(ctx, c, keys, args...).Int(); {
 	case err != nil:
 		return err

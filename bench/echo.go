@@ -1,7 +1,4 @@
-// Package echo is the floor under anything that talks over a Unix socket: a server
-// that sends back what it gets, in a process of its own, and the pairs of round trips
-// that a lock and its release would need.
-package echo
+package main
 
 import (
 	"bufio"
@@ -20,18 +17,18 @@ import (
 // lock id, and their answers weigh on the wire.
 const payloadBytes = 64
 
-// Server is an echo server in another process.
-type Server struct {
+// echoServer sends back what it gets, in another process: the floor under anything that
+// talks over a Unix socket.
+type echoServer struct {
 	process *proc.Process
 	socket  string
 }
 
-// stopGrace is how long a server may take to end.
-const stopGrace = 2 * time.Second
+// echoGrace is how long it may take to end.
+const echoGrace = 2 * time.Second
 
-// Start starts a server. The program must call Serve when it is started with the words
-// "echo SOCKET".
-func Start(socket string) (*Server, error) {
+// startEcho starts a server: this program with the words "echo SOCKET".
+func startEcho(socket string) (*echoServer, error) {
 	p, err := proc.Self("echo", socket)
 	if err != nil {
 		return nil, err
@@ -41,14 +38,14 @@ func Start(socket string) (*Server, error) {
 		p.Wait()
 		return nil, err
 	}
-	return &Server{process: p, socket: socket}, nil
+	return &echoServer{process: p, socket: socket}, nil
 }
 
 // Close ends the server.
-func (s *Server) Close() error { return s.process.Stop(stopGrace) }
+func (s *echoServer) Close() error { return s.process.Stop(echoGrace) }
 
-// Serve is the other process. It says when it listens and never returns well.
-func Serve(ctx context.Context, socket string) error {
+// serveEcho is the other process. It says when it listens and never returns well.
+func serveEcho(ctx context.Context, socket string) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
@@ -79,7 +76,7 @@ func echoLines(c net.Conn) {
 
 // Lines are two lines there and back over one connection a caller: what the socket
 // itself costs.
-func (s *Server) Lines(name string) measure.Subject {
+func (s *echoServer) Lines(name string) measure.Subject {
 	return measure.Subject{Name: name, Server: s.process.PID(), Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		var conns []net.Conn
 		closeAll := func() error {

@@ -1,8 +1,8 @@
-package onzk
+package stores
 
 import "testing"
 
-func TestNumber(t *testing.T) {
+func TestZooKeeperNumber(t *testing.T) {
 	const srvr = "Zookeeper version: 3.8.0\nReceived: 42\nZxid: 0x300000010\nMode: standalone\n"
 	for _, c := range []struct {
 		text, name string
@@ -15,7 +15,7 @@ func TestNumber(t *testing.T) {
 		{text: srvr, name: "Sent: ", fails: true},
 		{text: srvr, name: "Mode: ", fails: true},
 	} {
-		got, err := number(c.text, c.name)
+		got, err := zooKeeperNumber(c.text, c.name)
 		if got != c.want || (err != nil) != c.fails {
 			t.Errorf("number(%q) = %v, %v", c.name, got, err)
 		}

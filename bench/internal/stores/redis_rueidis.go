@@ -1,4 +1,4 @@
-package onredis
+package stores
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 // withRueidislock is rueidislock, the fastest library that was found: all callers share
 // one connection, and what they send at the same time goes out in one write. It is set
 // for one server (a majority of one key) and told that it need not hear of its own keys.
-func (s *Store) withRueidislock() measure.Subject {
+func (s *redisStore) withRueidislock() measure.Subject {
 	return measure.Subject{Name: Rueidislock, Open: func(_ context.Context, callers int) ([]measure.Pair, func() error, error) {
 		locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
 			ClientOption: rueidis.ClientOption{InitAddress: []string{s.client.Options().Addr}, SelectDB: s.client.Options().DB},
-			KeyValidity:  expiry, KeyMajority: 1, NoLoopTracking: true,
+			KeyValidity:  redisExpiry, KeyMajority: 1, NoLoopTracking: true,
 		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("open rueidislock: %w", err)

@@ -1,4 +1,4 @@
-package onzk
+package stores
 
 import (
 	"context"
@@ -11,13 +11,13 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-const noticePath = root + "/notice"
+const zooKeeperNotice = zooKeeperRoot + "/notice"
 
 var errWrongNotice = errors.New("the watch tells of something else than the delete")
 
 // Notify implements measure.Store: one client deletes a node, which the other
 // watches.
-func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
+func (s *zooKeeperStore) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
 	holder, err := s.connect(ctx)
 	if err != nil {
 		return n, err
@@ -29,10 +29,10 @@ func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices,
 	}
 	defer waiter.Close()
 	for end := time.Now().Add(d); time.Now().Before(end); {
-		if _, err := holder.Create(noticePath, nil, zk.FlagEphemeral, everybody); err != nil {
+		if _, err := holder.Create(zooKeeperNotice, nil, zk.FlagEphemeral, everybody); err != nil {
 			return n, fmt.Errorf("create: %w", err)
 		}
-		exists, _, watch, err := waiter.ExistsW(noticePath)
+		exists, _, watch, err := waiter.ExistsW(zooKeeperNotice)
 		if err != nil || !exists {
 			return n, fmt.Errorf("watch a node (there: %v): %w", exists, err)
 		}
@@ -43,7 +43,7 @@ func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices,
 			told <- time.Now()
 		}()
 		before := time.Now()
-		err = holder.Delete(noticePath, -1)
+		err = holder.Delete(zooKeeperNotice, -1)
 		answered := time.Now()
 		if err != nil {
 			return n, fmt.Errorf("delete: %w", err)

@@ -1,4 +1,4 @@
-package onpostgres
+package stores
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 )
 
 // CPU implements measure.Store: of the server and the processes of its connections.
-func (s *Store) CPU(context.Context) (float64, error) {
+func (s *postgresStore) CPU(context.Context) (float64, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
@@ -21,7 +21,7 @@ func (s *Store) CPU(context.Context) (float64, error) {
 }
 
 // Memory implements measure.Store.
-func (s *Store) Memory(ctx context.Context) (n float64, err error) {
+func (s *postgresStore) Memory(ctx context.Context) (n float64, err error) {
 	if err := s.conn.QueryRow(ctx, "SELECT pg_database_size(current_database())::float8").Scan(&n); err != nil {
 		return 0, fmt.Errorf("ask the server for its size: %w", err)
 	}
@@ -30,7 +30,7 @@ func (s *Store) Memory(ctx context.Context) (n float64, err error) {
 
 // Count implements measure.Store. The server counts transactions, and up to a second
 // late.
-func (s *Store) Count(ctx context.Context) (measure.Count, error) {
+func (s *postgresStore) Count(ctx context.Context) (measure.Count, error) {
 	var n float64
 	err := s.conn.QueryRow(ctx, "SELECT sum(xact_commit+xact_rollback)::float8 FROM pg_stat_database").Scan(&n)
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *Store) Count(ctx context.Context) (measure.Count, error) {
 }
 
 // Notify implements measure.Store.
-func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
+func (s *postgresStore) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
 	listener, err := s.connect(ctx)
 	if err != nil {
 		return n, err

@@ -1,5 +1,4 @@
-// Package onzk are other ways to a lock in ZooKeeper.
-package onzk
+package stores
 
 import (
 	"context"
@@ -15,12 +14,12 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 )
 
-// sessionTimeout is about that of a sidecar with its defaults.
-const sessionTimeout = 15 * time.Second
+// zooKeeperTimeout is about that of a sidecar with its defaults.
+const zooKeeperTimeout = 15 * time.Second
 
-// Store is one ZooKeeper. It has no connection while nobody measures with it:
+// zooKeeperStore is one ZooKeeper. It has no connection while nobody measures with it:
 // the library's pings would be counted.
-type Store struct {
+type zooKeeperStore struct {
 	url  string
 	addr string // of the first server
 	pid  int    // of that server; 0: not on this machine
@@ -28,22 +27,22 @@ type Store struct {
 	asked float64 // how often the server was asked for its numbers
 }
 
-var _ measure.Store = (*Store)(nil)
+var _ measure.Store = (*zooKeeperStore)(nil)
 
-// Words for tables.
-var Words = measure.Words{
+// ZooKeeperWords for tables.
+var ZooKeeperWords = measure.Words{
 	Name: "ZooKeeper", Steps: "writes", Memory: "data in ZooKeeper", Renewal: "set",
 	Notified: "delete of a node, to its watcher", Answered: "delete, round trip",
 }
 
 // Names of the subjects.
 const (
-	Recipe = "go-zookeeper/zk, Lock"
-	Nodes  = "create + delete of an ephemeral node"
+	ZooKeeperRecipe = "go-zookeeper/zk, Lock"
+	zooKeeperNodes  = "create + delete of an ephemeral node"
 )
 
-// Connect reads a URL of the form zk://host:port,…/chroot.
-func Connect(_ context.Context, url string) (measure.Store, error) {
+// ConnectZooKeeper reads a URL of the form zk://host:port,…/chroot.
+func ConnectZooKeeper(_ context.Context, url string) (measure.Store, error) {
 	hosts, _, _ := strings.Cut(strings.TrimPrefix(url, "zk://"), "/")
 	addr, _, _ := strings.Cut(hosts, ",")
 	_, port, _ := strings.Cut(addr, ":")
@@ -51,19 +50,19 @@ func Connect(_ context.Context, url string) (measure.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the port in %s: %w", url, err)
 	}
-	return &Store{url: url, addr: addr, pid: proc.Listener(n)}, nil
+	return &zooKeeperStore{url: url, addr: addr, pid: proc.Listener(n)}, nil
 }
 
 // URL implements measure.Store.
-func (s *Store) URL() string { return s.url }
+func (s *zooKeeperStore) URL() string { return s.url }
 
 // Close implements measure.Store.
-func (s *Store) Close() error { return nil }
+func (s *zooKeeperStore) Close() error { return nil }
 
 // Subjects implements measure.Store.
-func (s *Store) Subjects() []measure.Subject {
+func (s *zooKeeperStore) Subjects() []measure.Subject {
 	return []measure.Subject{
-		s.onOwnPaths(Recipe, func(c *zk.Conn, path string) measure.Pair {
+		s.onOwnPaths(ZooKeeperRecipe, func(c *zk.Conn, path string) measure.Pair {
 			l := zk.NewLock(c, path, everybody)
 			return func(context.Context) error {
 				if err := l.Lock(); err != nil {
@@ -75,7 +74,7 @@ func (s *Store) Subjects() []measure.Subject {
 				return nil
 			}
 		}),
-		s.onOwnPaths(Nodes, func(c *zk.Conn, path string) measure.Pair {
+		s.onOwnPaths(zooKeeperNodes, func(c *zk.Conn, path string) measure.Pair {
 			return func(context.Context) error {
 				if _, err := c.Create(path, nil, zk.FlagEphemeral, everybody); err != nil {
 					return fmt.Errorf("create: %w", err)
@@ -91,11 +90,11 @@ func (s *Store) Subjects() []measure.Subject {
 
 var everybody = zk.WorldACL(zk.PermAll)
 
-const root = "/bench"
+const zooKeeperRoot = "/bench"
 
 // onOwnPaths gives each caller a path of its own; all share one session, as the
 // goroutines of an app do.
-func (s *Store) onOwnPaths(name string, pair func(c *zk.Conn, path string) measure.Pair) measure.Subject {
+func (s *zooKeeperStore) onOwnPaths(name string, pair func(c *zk.Conn, path string) measure.Pair) measure.Subject {
 	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		c, err := s.connect(ctx)
 		if err != nil {
@@ -103,15 +102,15 @@ func (s *Store) onOwnPaths(name string, pair func(c *zk.Conn, path string) measu
 		}
 		var pairs []measure.Pair
 		for i := range callers {
-			pairs = append(pairs, pair(c, root+"/"+strings.ReplaceAll(name, "/", "-")+"-"+strconv.Itoa(i)))
+			pairs = append(pairs, pair(c, zooKeeperRoot+"/"+strings.ReplaceAll(name, "/", "-")+"-"+strconv.Itoa(i)))
 		}
 		return pairs, func() error { c.Close(); return nil }, nil
 	}}
 }
 
 // connect opens a session and sees to it that there is a root.
-func (s *Store) connect(ctx context.Context) (*zk.Conn, error) {
-	c, events, err := zk.Connect([]string{s.addr}, sessionTimeout, zk.WithLogger(quiet{}))
+func (s *zooKeeperStore) connect(ctx context.Context) (*zk.Conn, error) {
+	c, events, err := zk.Connect([]string{s.addr}, zooKeeperTimeout, zk.WithLogger(quietZooKeeper{}))
 	if err != nil {
 		return nil, fmt.Errorf("connect to ZooKeeper: %w", err)
 	}
@@ -123,14 +122,14 @@ func (s *Store) connect(ctx context.Context) (*zk.Conn, error) {
 			return nil, fmt.Errorf("connect to ZooKeeper: %w", ctx.Err())
 		}
 	}
-	if _, err := c.Create(root, nil, 0, everybody); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+	if _, err := c.Create(zooKeeperRoot, nil, 0, everybody); err != nil && !errors.Is(err, zk.ErrNodeExists) {
 		c.Close()
-		return nil, fmt.Errorf("create %s: %w", root, err)
+		return nil, fmt.Errorf("create %s: %w", zooKeeperRoot, err)
 	}
 	return c, nil
 }
 
-// quiet keeps the library from writing to standard error.
-type quiet struct{}
+// quietZooKeeper keeps the library from writing to standard error.
+type quietZooKeeper struct{}
 
-func (quiet) Printf(string, ...any) {}
+func (quietZooKeeper) Printf(string, ...any) {}

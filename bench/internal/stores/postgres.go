@@ -1,5 +1,4 @@
-// Package onpostgres are other ways to a lock in PostgreSQL.
-package onpostgres
+package stores
 
 import (
 	"context"
@@ -14,34 +13,26 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 )
 
-// Store is one PostgreSQL.
-type Store struct {
+// postgresStore is one PostgreSQL.
+type postgresStore struct {
 	url  string
 	conn *pgx.Conn // for the run's own questions
 	pid  int       // of the server; 0: not on this machine
 }
 
-var _ measure.Store = (*Store)(nil)
+var _ measure.Store = (*postgresStore)(nil)
 
-// Words for tables of a store of that name.
-var Words = measure.Words{
+// PostgresWords for tables of a store of that name.
+var PostgresWords = measure.Words{
 	Name: "PostgreSQL", Steps: "transactions", Memory: "of its database", Renewal: "heartbeat",
 	Notified: "NOTIFY, to who listens", Answered: "NOTIFY, round trip",
 }
 
-// Names of the subjects.
-const (
-	Advisory = "pg_advisory_lock + pg_advisory_unlock"
-	RowLock  = "transaction with SELECT … FOR UPDATE"
-	Updates  = "2 × autocommit UPDATE"
-)
+const postgresAdvisory = "pg_advisory_lock + pg_advisory_unlock"
 
-// table has a row for each caller and subject.
-const table = "bench_peers"
-
-// Connect makes the connection of the run. All peers have a connection of their
+// ConnectPostgres makes the connection of the run. All peers have a connection of their
 // own, with prepared statements.
-func Connect(ctx context.Context, address string) (measure.Store, error) {
+func ConnectPostgres(ctx context.Context, address string) (measure.Store, error) {
 	u, err := url.Parse(address)
 	if err != nil {
 		return nil, fmt.Errorf("parse the URL of the store: %w", err)
@@ -50,7 +41,7 @@ func Connect(ctx context.Context, address string) (measure.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the port in the URL of the store: %w", err)
 	}
-	s := &Store{url: address, pid: proc.Listener(port)}
+	s := &postgresStore{url: address, pid: proc.Listener(port)}
 	if s.conn, err = s.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -60,7 +51,7 @@ func Connect(ctx context.Context, address string) (measure.Store, error) {
 	return s, nil
 }
 
-func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
+func (s *postgresStore) connect(ctx context.Context) (*pgx.Conn, error) {
 	c, err := pgx.Connect(ctx, s.url+"?sslmode=disable")
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -70,7 +61,7 @@ func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
 
 // prepare makes the table, and a server of the tests as careful as servers are
 // by default: a commit is answered when it is on the disk.
-func (s *Store) prepare(ctx context.Context) error {
+func (s *postgresStore) prepare(ctx context.Context) error {
 	for _, statement := range []string{
 		"ALTER SYSTEM SET fsync=on", "ALTER SYSTEM SET full_page_writes=on", "SELECT pg_reload_conf()",
 		"CREATE TABLE IF NOT EXISTS " + table + " (name TEXT PRIMARY KEY, n BIGINT NOT NULL)",
@@ -83,18 +74,18 @@ func (s *Store) prepare(ctx context.Context) error {
 }
 
 // URL implements measure.Store.
-func (s *Store) URL() string { return s.url }
+func (s *postgresStore) URL() string { return s.url }
 
 // Close implements measure.Store.
-func (s *Store) Close() error { return s.conn.Close(context.Background()) }
+func (s *postgresStore) Close() error { return s.conn.Close(context.Background()) }
 
 // Subjects implements measure.Store.
-func (s *Store) Subjects() []measure.Subject {
-	return []measure.Subject{s.onOwnRows(Advisory, advisory), s.onOwnRows(RowLock, rowLock), s.onOwnRows(Updates, updates)}
+func (s *postgresStore) Subjects() []measure.Subject {
+	return []measure.Subject{s.onOwnRows(postgresAdvisory, postgresAdvisoryPair), s.onOwnRows(rowLock, postgresRowLock), s.onOwnRows(TwoUpdates, postgresUpdates)}
 }
 
-// advisory is a lock of the server, which belongs to the connection.
-func advisory(ctx context.Context, c *pgx.Conn, name string) error {
+// postgresAdvisoryPair is a lock of the server, which belongs to the connection.
+func postgresAdvisoryPair(ctx context.Context, c *pgx.Conn, name string) error {
 	if _, err := c.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", name); err != nil {
 		return fmt.Errorf("lock: %w", err)
 	}
@@ -104,8 +95,8 @@ func advisory(ctx context.Context, c *pgx.Conn, name string) error {
 	return nil
 }
 
-// rowLock is a lock of the database, which belongs to the transaction.
-func rowLock(ctx context.Context, c *pgx.Conn, name string) error {
+// postgresRowLock is a lock of the database, which belongs to the transaction.
+func postgresRowLock(ctx context.Context, c *pgx.Conn, name string) error {
 	tx, err := c.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -120,8 +111,8 @@ func rowLock(ctx context.Context, c *pgx.Conn, name string) error {
 	return nil
 }
 
-// updates are the least that two changes which last can cost.
-func updates(ctx context.Context, c *pgx.Conn, name string) error {
+// postgresUpdates are the least that two changes which last can cost.
+func postgresUpdates(ctx context.Context, c *pgx.Conn, name string) error {
 	for range 2 {
 		if _, err := c.Exec(ctx, "UPDATE "+table+" SET n = n + 1 WHERE name = $1", name); err != nil {
 			return fmt.Errorf("update: %w", err)
@@ -131,7 +122,7 @@ func updates(ctx context.Context, c *pgx.Conn, name string) error {
 }
 
 // onOwnRows gives each caller a connection and a row of its own.
-func (s *Store) onOwnRows(name string, pair func(ctx context.Context, c *pgx.Conn, name string) error) measure.Subject {
+func (s *postgresStore) onOwnRows(name string, pair func(ctx context.Context, c *pgx.Conn, name string) error) measure.Subject {
 	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		var conns []*pgx.Conn
 		closeAll := func() error {

@@ -1,5 +1,4 @@
-// Package onmysql are other ways to a lock in MySQL and MariaDB.
-package onmysql
+package stores
 
 import (
 	"context"
@@ -15,8 +14,8 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/proc"
 )
 
-// Store is one MySQL or MariaDB.
-type Store struct {
+// mysqlStore is one MySQL or MariaDB.
+type mysqlStore struct {
 	url string
 	db  *sql.DB
 	pid int // of the server; 0: not on this machine
@@ -24,28 +23,20 @@ type Store struct {
 	asked float64 // statements with which the server was asked for its numbers
 }
 
-var _ measure.Store = (*Store)(nil)
+var _ measure.Store = (*mysqlStore)(nil)
 
-// Words for tables of a store of that name.
-func Words(name string) measure.Words {
+// MySQLWords for tables of a store of that name.
+func MySQLWords(name string) measure.Words {
 	return measure.Words{
 		Name: name, Steps: "statements", Memory: "in its buffer pool", Renewal: "heartbeat",
 		Notified: "RELEASE_LOCK, to who waits in GET_LOCK", Answered: "RELEASE_LOCK, round trip",
 	}
 }
 
-// Names of the subjects.
-const (
-	NamedLock = "GET_LOCK + RELEASE_LOCK"
-	RowLock   = "transaction with SELECT … FOR UPDATE"
-	Updates   = "2 × autocommit UPDATE"
-)
+const mysqlNamedLock = "GET_LOCK + RELEASE_LOCK"
 
-// table has a row for each caller and subject.
-const table = "bench_peers"
-
-// Connect makes the one pool that all peers share.
-func Connect(ctx context.Context, address string) (measure.Store, error) {
+// ConnectMySQL makes the one pool that all peers share.
+func ConnectMySQL(ctx context.Context, address string) (measure.Store, error) {
 	u, err := url.Parse(address)
 	if err != nil {
 		return nil, fmt.Errorf("parse the URL of the store: %w", err)
@@ -62,7 +53,7 @@ func Connect(ctx context.Context, address string) (measure.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the port in the URL of the store: %w", err)
 	}
-	s := &Store{url: address, db: sql.OpenDB(connector), pid: proc.Listener(port)}
+	s := &mysqlStore{url: address, db: sql.OpenDB(connector), pid: proc.Listener(port)}
 	if err := s.prepare(ctx); err != nil {
 		return nil, errors.Join(err, s.db.Close())
 	}
@@ -71,7 +62,7 @@ func Connect(ctx context.Context, address string) (measure.Store, error) {
 
 // prepare makes the table, and a server of the tests as careful as servers are
 // by default: a commit is answered when it is on the disk.
-func (s *Store) prepare(ctx context.Context) error {
+func (s *mysqlStore) prepare(ctx context.Context) error {
 	const careful = 1
 	var now int
 	if err := s.db.QueryRowContext(ctx, "SELECT @@GLOBAL.innodb_flush_log_at_trx_commit").Scan(&now); err != nil {
@@ -93,29 +84,29 @@ func (s *Store) prepare(ctx context.Context) error {
 }
 
 // URL implements measure.Store.
-func (s *Store) URL() string { return s.url }
+func (s *mysqlStore) URL() string { return s.url }
 
 // Close implements measure.Store.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *mysqlStore) Close() error { return s.db.Close() }
 
 // Subjects implements measure.Store.
-func (s *Store) Subjects() []measure.Subject {
-	return []measure.Subject{s.onOwnRows(NamedLock, namedLock), s.onOwnRows(RowLock, rowLock), s.onOwnRows(Updates, updates)}
+func (s *mysqlStore) Subjects() []measure.Subject {
+	return []measure.Subject{s.onOwnRows(mysqlNamedLock, namedLock), s.onOwnRows(rowLock, mysqlRowLock), s.onOwnRows(TwoUpdates, mysqlUpdates)}
 }
 
 // namedLock is a lock of the server, which belongs to the connection.
 func namedLock(ctx context.Context, c *sql.Conn, name string) error {
-	if err := one(ctx, c, "SELECT GET_LOCK(?, 0)", name); err != nil {
+	if err := mysqlSaysOne(ctx, c, "SELECT GET_LOCK(?, 0)", name); err != nil {
 		return fmt.Errorf("lock: %w", err)
 	}
-	if err := one(ctx, c, "SELECT RELEASE_LOCK(?)", name); err != nil {
+	if err := mysqlSaysOne(ctx, c, "SELECT RELEASE_LOCK(?)", name); err != nil {
 		return fmt.Errorf("unlock: %w", err)
 	}
 	return nil
 }
 
-// rowLock is a lock of the database, which belongs to the transaction.
-func rowLock(ctx context.Context, c *sql.Conn, name string) error {
+// mysqlRowLock is a lock of the database, which belongs to the transaction.
+func mysqlRowLock(ctx context.Context, c *sql.Conn, name string) error {
 	tx, err := c.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -130,8 +121,8 @@ func rowLock(ctx context.Context, c *sql.Conn, name string) error {
 	return nil
 }
 
-// updates are the least that two changes which last can cost.
-func updates(ctx context.Context, c *sql.Conn, name string) error {
+// mysqlUpdates are the least that two changes which last can cost.
+func mysqlUpdates(ctx context.Context, c *sql.Conn, name string) error {
 	for range 2 {
 		if _, err := c.ExecContext(ctx, "UPDATE "+table+" SET n = n + 1 WHERE name = ?", name); err != nil {
 			return fmt.Errorf("update: %w", err)
@@ -142,8 +133,8 @@ func updates(ctx context.Context, c *sql.Conn, name string) error {
 
 var errRefused = errors.New("the server says that the lock is not ours")
 
-// one runs a statement that answers 1 when it did what it is for.
-func one(ctx context.Context, c *sql.Conn, statement, name string) error {
+// mysqlSaysOne runs a statement that answers 1 when it did what it is for.
+func mysqlSaysOne(ctx context.Context, c *sql.Conn, statement, name string) error {
 	var n sql.NullInt64
 	if err := c.QueryRowContext(ctx, statement, name).Scan(&n); err != nil {
 		return err
@@ -155,7 +146,7 @@ func one(ctx context.Context, c *sql.Conn, statement, name string) error {
 }
 
 // onOwnRows gives each caller a connection and a row of its own.
-func (s *Store) onOwnRows(name string, pair func(ctx context.Context, c *sql.Conn, name string) error) measure.Subject {
+func (s *mysqlStore) onOwnRows(name string, pair func(ctx context.Context, c *sql.Conn, name string) error) measure.Subject {
 	return measure.Subject{Name: name, Open: func(ctx context.Context, callers int) ([]measure.Pair, func() error, error) {
 		var conns []*sql.Conn
 		closeAll := func() error {

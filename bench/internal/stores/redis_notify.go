@@ -1,4 +1,4 @@
-package onredis
+package stores
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	//go:embed handover.lua
+	//go:embed redis_handover.lua
 	handoverSource string
 	handoverScript = redis.NewScript(handoverSource)
 )
@@ -28,14 +28,14 @@ var errWrongMessage = errors.New("another message came than was sent")
 
 // Notify implements measure.Store with a script that deletes and publishes: the
 // other client subscribes to the channel.
-func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
+func (s *redisStore) Notify(ctx context.Context, d time.Duration) (n measure.Notices, err error) {
 	c := s.client
 	ps := c.Subscribe(ctx, deliveryChannel)
 	if _, err := ps.Receive(ctx); err != nil {
 		return n, errors.Join(fmt.Errorf("subscribe: %w", err), ps.Close())
 	}
 	arrivals := make(chan arrival)
-	go receive(ctx, ps, arrivals)
+	go receiveMessages(ctx, ps, arrivals)
 	defer func() {
 		err = errors.Join(err, ps.Close())
 		for range arrivals { // until the receiver has seen that it is closed
@@ -44,11 +44,11 @@ func (s *Store) Notify(ctx context.Context, d time.Duration) (n measure.Notices,
 	keys := []string{deliveryKey}
 	for i, end := 0, time.Now().Add(d); time.Now().Before(end); i++ {
 		token := strconv.Itoa(i)
-		if err := c.Set(ctx, deliveryKey, token, expiry).Err(); err != nil {
+		if err := c.Set(ctx, deliveryKey, token, redisExpiry).Err(); err != nil {
 			return n, fmt.Errorf("take the lock: %w", err)
 		}
 		before := time.Now()
-		err := run(ctx, c, handoverScript, keys, token, deliveryChannel)
+		err := runScript(ctx, c, handoverScript, keys, token, deliveryChannel)
 		after := time.Now()
 		if err != nil {
 			return n, fmt.Errorf("hand over: %w", err)
@@ -73,7 +73,7 @@ type arrival struct {
 	err   error
 }
 
-func receive(ctx context.Context, ps *redis.PubSub, to chan<- arrival) {
+func receiveMessages(ctx context.Context, ps *redis.PubSub, to chan<- arrival) {
 	defer close(to)
 	for {
 		m, err := ps.ReceiveMessage(ctx)

@@ -1,4 +1,4 @@
-package onredis
+package stores
 
 import (
 	"context"
@@ -10,29 +10,29 @@ import (
 )
 
 // info asks the server, and counts that it was asked.
-func (s *Store) info(ctx context.Context, section string) (string, error) {
+func (s *redisStore) info(ctx context.Context, section string) (string, error) {
 	s.infos.Add(1)
 	return s.client.Info(ctx, section).Result()
 }
 
 // Memory implements measure.Store: what Redis has allocated.
-func (s *Store) Memory(ctx context.Context) (float64, error) {
+func (s *redisStore) Memory(ctx context.Context) (float64, error) {
 	text, err := s.info(ctx, "memory")
 	if err != nil {
 		return 0, fmt.Errorf("ask Redis for its memory: %w", err)
 	}
-	return number(fields(text)["used_memory"])
+	return redisNumber(redisFields(text)["used_memory"])
 }
 
 // CPU implements measure.Store.
-func (s *Store) CPU(ctx context.Context) (float64, error) {
+func (s *redisStore) CPU(ctx context.Context) (float64, error) {
 	text, err := s.info(ctx, "cpu")
 	if err != nil {
 		return 0, fmt.Errorf("ask Redis for its processor time: %w", err)
 	}
 	used := 0.0
 	for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
-		seconds, err := number(fields(text)[name])
+		seconds, err := redisNumber(redisFields(text)[name])
 		if err != nil {
 			return 0, err
 		}
@@ -43,20 +43,20 @@ func (s *Store) CPU(ctx context.Context) (float64, error) {
 
 // Count implements measure.Store: a script is one request, and its steps are the
 // commands that it calls.
-func (s *Store) Count(ctx context.Context) (measure.Count, error) {
+func (s *redisStore) Count(ctx context.Context) (measure.Count, error) {
 	ours := s.infos.Load()
 	text, err := s.info(ctx, "commandstats")
 	if err != nil {
 		return measure.Count{}, fmt.Errorf("ask Redis for its counters: %w", err)
 	}
 	var c measure.Count
-	for name, value := range fields(text) {
+	for name, value := range redisFields(text) {
 		name, ok := strings.CutPrefix(name, "cmdstat_")
 		if !ok {
 			continue
 		}
 		calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-		n, err := number(calls)
+		n, err := redisNumber(calls)
 		if err != nil {
 			return measure.Count{}, err
 		}
@@ -83,8 +83,8 @@ func isRequest(command string) bool {
 	}
 }
 
-// fields takes apart lines of the form name:value.
-func fields(text string) map[string]string {
+// redisFields takes apart lines of the form name:value.
+func redisFields(text string) map[string]string {
 	m := map[string]string{}
 	for line := range strings.Lines(text) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
@@ -94,7 +94,7 @@ func fields(text string) map[string]string {
 	return m
 }
 
-func number(s string) (float64, error) {
+func redisNumber(s string) (float64, error) {
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil {
 		return 0, fmt.Errorf("read a number of Redis: %w", err)

@@ -1,4 +1,4 @@
-package onmysql
+package stores
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 )
 
 // CPU implements measure.Store.
-func (s *Store) CPU(context.Context) (float64, error) {
+func (s *mysqlStore) CPU(context.Context) (float64, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
@@ -20,19 +20,19 @@ func (s *Store) CPU(context.Context) (float64, error) {
 }
 
 // Memory implements measure.Store: the pages of tables and indexes in memory.
-func (s *Store) Memory(ctx context.Context) (float64, error) {
+func (s *mysqlStore) Memory(ctx context.Context) (float64, error) {
 	return s.status(ctx, "Innodb_buffer_pool_bytes_data")
 }
 
 // Count implements measure.Store. The server counts statements, of which a
 // request may have many, and not requests.
-func (s *Store) Count(ctx context.Context) (measure.Count, error) {
+func (s *mysqlStore) Count(ctx context.Context) (measure.Count, error) {
 	n, err := s.status(ctx, "Questions")
 	return measure.Count{Steps: n - s.asked}, err
 }
 
 // status reads one of the server's numbers.
-func (s *Store) status(ctx context.Context, name string) (float64, error) {
+func (s *mysqlStore) status(ctx context.Context, name string) (float64, error) {
 	s.asked++ // and the answer contains this one
 	var n float64
 	if err := s.db.QueryRowContext(ctx, "SHOW GLOBAL STATUS LIKE '"+name+"'").Scan(new(string), &n); err != nil {
