@@ -34,6 +34,13 @@ func (b *Backend) tells(before history, r Result) {
 	}
 }
 
+// fell notes that the store went back, although its revision does not show it: others have changed more since than was lost.
+func (b *Backend) fell() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.history.falls++
+}
+
 // fallen is how often the store went back.
 func (b *Backend) fallen() uint64 { return b.told().falls }
 

@@ -3,6 +3,7 @@ package caslock
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -145,5 +146,167 @@ func TestReleaseAfterABackup(t *testing.T) {
 	r.mu.Unlock()
 	if _, marked := m.do(Txn{Read: []Range{{Key: forcedKey(l.id, "r", string(q.ID))}}}).Reads[0].one(); !marked {
 		t.Error("nobody but its sidecar knows that it was given up")
+	}
+}
+
+// The store goes back to a backup that is younger than the last heartbeat, and others change so much before the next one that its
+// revision is larger than before. What was granted after the backup is told as lost with that heartbeat, though the number of holds is the same, and
+// though more was granted since the backup came back. The new fences are larger.
+func TestBackupSinceTheLastHeartbeat(t *testing.T) {
+	const many = shownAtOnce + 10 // more than one request reads
+	for what, c := range map[string]struct {
+		waits, noticed bool
+		beside         int
+	}{
+		"free in the backup":                        {},
+		"free, and more has been granted since":     {beside: many},
+		"waiting in the backup":                     {waits: true},
+		"waiting in a backup with another revision": {waits: true, noticed: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			m := newMemory()
+			b, l, _, _ := sidecar(t, m, time.Minute)
+			_, rival, _, _ := sidecar(t, m, time.Minute)
+			old, q, theirs := request("old"), request("r"), request("r")
+			if !c.waits {
+				mustHave(t, l, old)
+			}
+			mustHave(t, rival, theirs)
+			granted, free := make(chan lock.Grant, 1), func() {
+				if err := rival.Release(t.Context(), "r", theirs.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ask := func() {
+				g, err := l.Acquire(t.Context(), q)
+				if err != nil {
+					t.Error(err)
+				}
+				granted <- g
+			}
+			if c.waits {
+				go ask()
+				eventually(t, "it waits", func() bool {
+					_, waits := m.do(Txn{Read: []Range{{Key: entryKey(string(l.ID()), "r", string(q.ID))}}}).Reads[0].one()
+					return waits
+				})
+			} else {
+				free()
+			}
+			if _, err := l.Heartbeat(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			restore := m.backup()
+			if c.waits {
+				free()
+			} else {
+				ask()
+				if err := l.Release(t.Context(), "old", old.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			g := <-granted
+			restore()
+			if !c.noticed {
+				m.mu.Lock()
+				m.revision += 100
+				m.mu.Unlock()
+			}
+			for i := range c.beside {
+				mustHave(t, l, request(lock.Resource("beside "+strconv.Itoa(i))))
+			}
+			b.wall = func() time.Time { return time.Now().Add(time.Minute) }
+			news, err := l.Heartbeat(t.Context())
+			if err != nil || len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != q.ID {
+				t.Errorf("%+v, %v; want that the hold has vanished", news, err)
+			}
+			later := request("later")
+			if after := mustHave(t, l, later); time.Duration(after.Fence-g.Fence)*time.Microsecond/lock.FenceRange < 30*time.Second {
+				t.Errorf("the fence %d after %d does not begin where it should", after.Fence, g.Fence)
+			}
+			if news, err := l.Heartbeat(t.Context()); err != nil || len(news) > 0 {
+				t.Errorf("the next heartbeat: %+v, %v", news, err)
+			}
+		})
+	}
+}
+
+// The store goes back to a backup, and the request that notices it has no answer. The next one tells.
+func TestBackupAndALostAnswer(t *testing.T) {
+	m := newMemory()
+	_, l, way, _ := sidecar(t, m, time.Minute)
+	_, rival, _, _ := sidecar(t, m, time.Minute)
+	theirs, q := request("r"), request("r")
+	old := request("old")
+	mustHave(t, l, old)
+	mustHave(t, rival, theirs)
+	restore := m.backup()
+	if err := rival.Release(t.Context(), "r", theirs.ID); err != nil {
+		t.Fatal(err)
+	}
+	mustHave(t, l, q)
+	if err := l.Release(t.Context(), "old", old.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Heartbeat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	restore()
+	m.mu.Lock()
+	m.revision += 100
+	m.mu.Unlock()
+	beats := 0
+	way.mu.Lock()
+	way.copy = func(x Txn) (lost bool) {
+		if !slices.ContainsFunc(x.Then, func(w Write) bool { return w.Key == beatKey(string(l.ID())) }) {
+			return false
+		}
+		if beats++; beats == 2 { // of one heartbeat
+			m.do(x)
+			return true
+		}
+		return false
+	}
+	way.mu.Unlock()
+	if _, err := l.Heartbeat(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatalf("a heartbeat without an answer: %v", err)
+	}
+	news, err := l.Heartbeat(t.Context())
+	if err != nil || len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != q.ID {
+		t.Errorf("%+v, %v; want that the hold has vanished", news, err)
+	}
+}
+
+// What a heartbeat has seen, the next one does not look at. What others have taken away is no sign of a backup.
+func TestHeartbeatLooksOnce(t *testing.T) {
+	m := newMemory()
+	b, kit, _, _ := sidecar(t, m, time.Minute)
+	other, _, _, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	const n = shownAtOnce + 10
+	var qs []lock.Request
+	for i := range n {
+		qs = append(qs, request(lock.Resource(strconv.Itoa(i))))
+		mustHave(t, kit, qs[i])
+	}
+	if err := kit.Downgrade(t.Context(), qs[0].Resource, qs[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.ForceRelease(t.Context(), qs[1].Resource, qs[1].ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if left := l.toShow(); len(left) > 0 {
+			t.Errorf("%d holds are looked at again", len(left))
+		}
+	}
+	for _, q := range qs {
+		_ = kit.Release(t.Context(), q.Resource, q.ID) // one is gone
+	}
+	if len(l.fresh) > 0 || len(l.asked) > 0 {
+		t.Errorf("%d holds and %d requests are known still", len(l.fresh), len(l.asked))
 	}
 }

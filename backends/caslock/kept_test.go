@@ -64,11 +64,13 @@ func keeping(r lock.Resource, d time.Duration) lock.Request {
 	return q
 }
 
-func mustHave(t *testing.T, l lock.Lease, q lock.Request) {
+func mustHave(t *testing.T, l lock.Lease, q lock.Request) lock.Grant {
 	t.Helper()
-	if _, err := l.Acquire(t.Context(), q); err != nil {
+	g, err := l.Acquire(t.Context(), q)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return g
 }
 
 // isTaken tells whether a try is refused.

@@ -31,15 +31,22 @@ type lease struct {
 	observer *leasekit.Observer
 	dues     *leasekit.Due[due] // forced releases whose grace is counted
 
-	mu      sync.Mutex
-	waiting map[lock.HoldID]lock.Resource // those in the queue
-	lasting map[lock.HoldID]bool          // those that are asked for with a min_hold: a push of their grant is not enough
-	falls   uint64                        // of the store, that a heartbeat has told
-	beat    int64                         // the version of its beat, as far as it is known
+	mu    sync.Mutex
+	asked map[lock.HoldID]*asked // what is asked for, and was not granted yet
+	fresh map[lock.HoldID]fresh  // what was granted, and no heartbeat has shown to be there
+	falls uint64                 // of the store, that a heartbeat has told
+	beat  int64                  // the version of its beat, as far as it is known
 
 	look chan struct{} // has a value when somebody waits,
 	over chan struct{} // and when a lease was ended
 	told chan struct{} // and when others may stand behind something of the lease
+}
+
+// asked is a request that was not granted yet.
+type asked struct {
+	resource lock.Resource
+	waits    bool // in the queue
+	lasts    bool // with a min_hold: a push of its grant is not enough
 }
 
 var _ leasekit.Driver = (*lease)(nil)
@@ -51,7 +58,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		waiting: make(map[lock.HoldID]lock.Resource), lasting: make(map[lock.HoldID]bool), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
+		asked: make(map[lock.HoldID]*asked), fresh: make(map[lock.HoldID]fresh), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	l.falls = b.fallen()
@@ -90,11 +97,13 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	case !q.Mode.Valid():
 		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
 	}
-	if q.MinHold > 0 { // a push may overtake the answer
-		l.mu.Lock()
-		l.lasting[q.ID] = true
-		l.mu.Unlock()
+	l.mu.Lock()
+	waits := l.asked[q.ID]
+	if waits == nil {
+		waits = &asked{resource: q.Resource, lasts: q.MinHold > 0}
+		l.asked[q.ID] = waits // a push may overtake the answer
 	}
+	l.mu.Unlock()
 	var o *op
 	for {
 		o = &op{kind: opAsk, id: string(q.ID), lease: l.id, try: q.Try, span: q.MinHold, ctx: ctx, place: place{
@@ -119,23 +128,24 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		return leasekit.Answer{}, o.err
 	case o.queued:
 		l.mu.Lock()
-		l.waiting[q.ID] = q.Resource
+		waits.waits = true
 		l.mu.Unlock()
 		leasekit.Ring(l.look)
 		return leasekit.Answer{}, nil
 	}
-	l.stopWaiting(q.ID)
+	l.granted(q.Resource, q.ID, o.version)
 	if o.kept > 0 {
 		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, o.left)
 	}
 	return leasekit.Answer{Granted: true, Fence: o.fence()}, nil
 }
 
+// stopWaiting notes that a request waits no more, and is not granted.
 func (l *lease) stopWaiting(id lock.HoldID) {
 	l.mu.Lock()
-	delete(l.waiting, id)
-	delete(l.lasting, id)
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	delete(l.asked, id)
+	delete(l.fresh, id)
 }
 
 // Withdraw implements leasekit.Driver.
@@ -155,7 +165,12 @@ func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.W
 
 // Downgrade implements leasekit.Driver.
 func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
-	return l.b.within(ctx, r.Resource, &op{kind: opDowngrade, id: string(r.ID), lease: l.id})
+	o := &op{kind: opDowngrade, id: string(r.ID), lease: l.id}
+	if err := l.b.within(ctx, r.Resource, o); err != nil {
+		return err
+	}
+	l.granted(r.Resource, r.ID, o.version)
+	return nil
 }
 
 // Renew implements leasekit.Driver.
@@ -198,20 +213,24 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 }
 
 // renew writes the beat. The store is a stranger where it has gone back to a backup: its revision is smaller then, or, if
-// others have been quick, the version of the beat is not the one that was written last.
+// others have been quick, the version of the beat is not the one that was written last, or what was granted since then is not there.
 func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err error) {
 	l.mu.Lock()
 	known := l.beat
 	l.mu.Unlock()
+	shows := l.toShow()
 	t := Txn{
 		If:   []Cond{{Key: leaseKey(l.id), There: true}, {Key: beatKey(l.id), Version: known}},
 		Then: []Write{{Key: beatKey(l.id), Value: encode(leaseInfo{TTL: l.ttl.Milliseconds(), Sidecar: l.sidecar})}},
 		Read: []Range{{Key: keeperKey}, {Key: entriesOf(l.id), End: after(entriesOf(l.id)), Count: true}, all(forcedOf(l.id), page), {Key: beatKey(l.id)}, {Key: clockKey}, all(toldOf(l.id), 1)},
 	}
+	first, others := shows[:min(len(shows), shownAtOnce)], len(t.Read)
+	t.Read = append(t.Read, readsOf(first)...)
 	answer, err = l.b.do(ctx, "heartbeat", t)
 	if err == nil && !answer.Done { // a beat has had no answer, or there is one beside this one; or the lease is over
-		beat, _ := answer.Reads[3].one()
-		stranger = beat.Version < known
+		if beat, there := answer.Reads[3].one(); there && beat.Version < known {
+			l.b.fell() // which is known also if the next request has no answer
+		}
 		t.If = t.If[:1]
 		answer, err = l.b.do(ctx, "heartbeat", t)
 	}
@@ -221,11 +240,24 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 	if !answer.Done {
 		return answer, false, lock.ErrLeaseLost
 	}
+	for _, kv := range answer.Reads[2].KVs {
+		_, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
+		l.forget(lock.HoldID(id))
+	}
+	l.shown(first, answer.Reads[others:])
+	if err := l.showMore(ctx, shows[len(first):]); err != nil { // of what it was not told, the next heartbeat is
+		return answer, false, l.b.unavailable("heartbeat", err)
+	}
 	falls := l.b.fallen()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if stranger = stranger || falls != l.falls; stranger {
+	if stranger = falls != l.falls; stranger {
 		l.falls, l.beat = falls, answer.Revision
+		for _, f := range shows { // all is compared
+			if l.fresh[f.id] == f {
+				delete(l.fresh, f.id)
+			}
+		}
 	} else {
 		l.beat = max(l.beat, answer.Revision)
 	}
@@ -309,19 +341,15 @@ func (l *lease) changed(kv KV, push func(leasekit.Push)) {
 		name, id := refOf(rest)
 		e := decode[entry](kv)
 		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: e.fence()}
-		l.mu.Lock()
-		keeps := l.lasting[p.ID]
-		l.mu.Unlock()
-		if e.Fence > 0 && !keeps {
-			l.stopWaiting(p.ID)
-		} else {
+		if e.Fence == 0 || !l.grantedByPush(p.Ref, kv.Version) {
 			p.Kind = leasekit.Woken
 		}
 		if e.Fence > 0 || e.Out {
 			push(p)
 		}
 	default:
-		if p, news := l.forcedNews(kv); news {
+		p, news := l.forcedNews(kv)
+		if l.forget(p.ID); news {
 			push(p)
 		}
 	}

@@ -34,6 +34,7 @@ type op struct {
 	// The result.
 	err error
 	granted
+	version  int64         // of the entry of its lease; 0: there is none
 	queued   bool          // opAsk: it waits; opForce: the hold is still there
 	kept     int64         // opAsk, opDetach, opAttach, opHandle: the generation of what is kept of it in the end; 0: nothing is
 	left     time.Duration // for how long that is not over, at most

@@ -53,6 +53,9 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 	}
 	for _, o := range ops {
 		o.settle(r.Revision)
+		if w, wrote := s.writes[entryKey(o.lease, name, o.id)]; wrote && !w.Delete {
+			o.version = r.Revision
+		}
 	}
 	s.noteKept(ops, r.Revision)
 	return s, nil
@@ -148,6 +151,10 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 	}
 	reads = reads[len(leases):]
 	for _, o := range ops {
+		if o.id != "" {
+			entry, _ := reads[0].one()
+			o.version = entry.Version
+		}
 		for _, h := range o.about() {
 			if h.id != "" {
 				conds = s.readHold(conds, h, reads[:3])

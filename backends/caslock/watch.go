@@ -166,9 +166,11 @@ func (l *lease) looks(ctx context.Context) {
 // looks again.
 func (l *lease) lookAround(ctx context.Context) (pause time.Duration, waits bool) {
 	l.mu.Lock()
-	names := make([]lock.Resource, 0, len(l.waiting))
-	for _, name := range l.waiting {
-		names = append(names, name)
+	var names []lock.Resource
+	for _, a := range l.asked {
+		if a.waits {
+			names = append(names, a.resource)
+		}
 	}
 	l.mu.Unlock()
 	slices.Sort(names)

@@ -1,0 +1,122 @@
+package caslock
+
+import (
+	"context"
+	"slices"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file is about holds that were granted since the last heartbeat. A store that has the beat of that one has all that came
+// before it. A backup that is younger may lack what was granted since, and others may have changed so much meanwhile that nothing else shows it. So
+// the next heartbeat looks at each of these holds. That the last one is there does not do: it may have been granted after the backup came back.
+
+var _ leasekit.Sorter = (*lease)(nil)
+
+// fresh is such a hold.
+type fresh struct {
+	id      lock.HoldID
+	key     string // of its entry,
+	version int64  // and what that has
+}
+
+// shownAtOnce is how many of them one request reads.
+const shownAtOnce = 100
+
+// granted notes a hold.
+func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.asked, id)
+	l.fresh[id] = fresh{id, entryKey(l.id, r, string(id)), version}
+}
+
+// grantedByPush notes a hold, if it was asked for and that is enough to have it. It reports whether it is.
+func (l *lease) grantedByPush(r leasekit.Ref, version int64) bool {
+	l.mu.Lock()
+	a := l.asked[r.ID]
+	l.mu.Unlock()
+	switch {
+	case a == nil: // it has it already, or has given it up
+		return true
+	case a.lasts:
+		return false
+	}
+	l.granted(r.Resource, r.ID, version)
+	return true
+}
+
+// forget notes that a hold ends, or may have ended.
+func (l *lease) forget(id lock.HoldID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.fresh, id)
+}
+
+// toShow are the holds that a heartbeat looks at.
+func (l *lease) toShow() []fresh {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]fresh, 0, len(l.fresh))
+	for _, f := range l.fresh {
+		all = append(all, f)
+	}
+	return all
+}
+
+// readsOf reads them.
+func readsOf(some []fresh) (read []Range) {
+	for _, f := range some {
+		read = append(read, Range{Key: f.key})
+	}
+	return read
+}
+
+// shown takes what was read of some of them. Where one is not there, or is another one, the store went back.
+func (l *lease) shown(some []fresh, found []Found) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, f := range some {
+		if l.fresh[f.id] != f { // it was released meanwhile
+			continue
+		}
+		if kv, _ := found[i].one(); kv.Version != f.version {
+			l.b.fell()
+			return
+		}
+		delete(l.fresh, f.id)
+	}
+}
+
+// showMore looks at those of whom one request could not read.
+func (l *lease) showMore(ctx context.Context, more []fresh) error {
+	return each(slices.Collect(slices.Chunk(more, shownAtOnce)), func(some []fresh) error {
+		r, err := l.b.do(ctx, "heartbeat", Txn{Read: readsOf(some)})
+		if err == nil {
+			l.shown(some, r.Reads)
+		}
+		return err
+	})
+}
+
+// Waiting implements leasekit.Sorter. What has another fence was granted again: others may have had it in between.
+func (l *lease) Waiting(ctx context.Context, holds []leasekit.Hold) (waiting []leasekit.Ref, _ error) {
+	for some := range slices.Chunk(holds, MaxParts) {
+		var read []Range
+		for _, h := range some {
+			read = append(read, Range{Key: entryKey(l.id, h.Resource, string(h.ID))})
+		}
+		r, err := l.b.do(ctx, "compare", Txn{Read: read})
+		if err != nil {
+			return nil, l.b.unavailable("compare", err)
+		}
+		for i, h := range some {
+			kv, _ := r.Reads[i].one()
+			if e := decode[entry](kv); !e.held() || e.fence() != h.Fence {
+				waiting = append(waiting, h.Ref)
+			}
+		}
+	}
+	return waiting, nil
+}
