@@ -2,6 +2,7 @@ package caslock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -30,7 +31,13 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 		return lock.ErrNotHolder
 	}
 	o := &op{kind: opForce, id: string(id), lease: lease, grace: max(grace, 0)}
-	if b.submit(r, o); o.err != nil || !o.queued {
+	if b.submit(r, o); errors.Is(o.err, lock.ErrNotHolder) { // it is gone meanwhile, or the half of it
+		if err := b.mend(ctx, r); err != nil {
+			return b.unavailable("force release", err)
+		}
+		b.submit(r, o)
+	}
+	if o.err != nil || !o.queued {
 		return o.err
 	}
 	if err := b.awaitForced(ctx, r, id, lease); err != nil {

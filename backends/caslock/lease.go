@@ -17,6 +17,8 @@ const (
 	maxID, maxSidecar = 64, 255
 	// page is how many keys one request reads.
 	page = 500
+	// mostInVain is how often a try asks again where others may have swept what was in its way.
+	mostInVain = 3
 )
 
 // lease is one sidecar's session in the store.
@@ -105,12 +107,19 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	}
 	l.mu.Unlock()
 	var o *op
-	for {
+	for inVain := 0; ; {
 		o = &op{kind: opAsk, id: string(q.ID), lease: l.id, try: q.Try, span: q.MinHold, ctx: ctx, place: place{
 			ID: string(q.ID), Lease: l.id, Sidecar: l.sidecar, Mode: q.Mode, Owner: q.Owner, Several: q.Cohort != nil,
 		}}
 		l.b.submit(q.Resource, o)
-		if !errors.Is(o.err, lock.ErrHeld) || !l.b.sweepAhead(ctx, o.status) {
+		if !errors.Is(o.err, lock.ErrHeld) {
+			break
+		}
+		some, swept := l.b.sweepAhead(ctx, o.status)
+		if !swept {
+			inVain++
+		}
+		if !some || inVain > mostInVain {
 			break
 		}
 	}

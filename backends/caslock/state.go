@@ -209,6 +209,7 @@ func (s *state) apply(o *op) {
 			s.remove(o, m)
 		}
 	case opSweep:
+		o.found = m != nil
 		s.remove(o, m)
 	case opDetach:
 		s.detach(o, m)

@@ -139,9 +139,9 @@ func (b *Backend) sweepAlone(ctx context.Context, id string, kvs []KV) (left []K
 	return left
 }
 
-// sweepAhead takes out those of some holders whose lease is over, and tells whether there were
-// any. A try does not wait until that is done in its turn.
-func (b *Backend) sweepAhead(ctx context.Context, st lock.Status) bool {
+// sweepAhead takes out those of some holders whose lease is over. A try does not wait until that is done in its turn. some: there
+// were such holders; swept: some of them were there still.
+func (b *Backend) sweepAhead(ctx context.Context, st lock.Status) (some, swept bool) {
 	leases := make(map[string]bool)
 	for _, h := range st.Holders {
 		if h.Kept == 0 {
@@ -149,7 +149,7 @@ func (b *Backend) sweepAhead(ctx context.Context, st lock.Status) bool {
 		}
 	}
 	if len(leases) == 0 || b.living(ctx, leases) != nil {
-		return false
+		return false, false
 	}
 	var ops []*op
 	for _, h := range st.Holders {
@@ -159,5 +159,44 @@ func (b *Backend) sweepAhead(ctx context.Context, st lock.Status) bool {
 	}
 	b.submit(st.Resource, ops...)
 	failed := slices.ContainsFunc(ops, func(o *op) bool { return o.err != nil })
-	return len(ops) > 0 && !failed && ctx.Err() == nil
+	swept = slices.ContainsFunc(ops, func(o *op) bool { return o.found })
+	if len(ops) > 0 && !failed && !swept { // somebody else has, or the half of them is gone
+		failed = b.mend(ctx, st.Resource) != nil
+	}
+	return len(ops) > 0 && !failed && ctx.Err() == nil, swept
+}
+
+// mend writes the entries of those in front of a line that have none: somebody has deleted them by hand. So nobody would take
+// their places out of the line. When the entries are there again, their leases find and release what they do not have, or it is swept after them.
+func (b *Backend) mend(ctx context.Context, name lock.Resource) error {
+	r, err := b.do(ctx, "mend", Txn{Read: []Range{all(lineOf(name), brief)}})
+	if err != nil {
+		return err
+	}
+	front := slices.DeleteFunc(r.Reads[0].KVs, func(kv KV) bool {
+		m := memberOf(kv)
+		return m.Lease == keptLease || m.Lease == "" || m.ID == ""
+	})
+	var read []Range
+	for _, kv := range front {
+		m := memberOf(kv)
+		read = append(read, Range{Key: entryKey(m.Lease, name, m.ID)})
+	}
+	if r, err = b.do(ctx, "mend", Txn{Read: read}); err != nil {
+		return err
+	}
+	for i, kv := range front {
+		if _, whole := r.Reads[i].one(); whole {
+			continue
+		}
+		m := memberOf(kv)
+		_, err := b.do(ctx, "mend", Txn{
+			If:   []Cond{{Key: kv.Key, Version: kv.Version}, {Key: read[i].Key}},
+			Then: []Write{{Key: read[i].Key, Value: encode(entry{Seq: m.seq, granted: m.granted, Lasts: m.held(), Several: m.Several})}},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

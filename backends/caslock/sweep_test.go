@@ -2,9 +2,13 @@ package caslock
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // gated counts the requests that are under way. They wait for the gate.
@@ -64,5 +68,68 @@ func TestFewAreSweptAtATime(t *testing.T) {
 	}
 	if err := b.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Somebody deletes what a lease has, and leaves the places in the lines. They do not stay there: whoever waits, tries again and again, or
+// forces a release, gets on, whether the lease lives or is over.
+func TestHalfIsDeletedByHand(t *testing.T) {
+	for what, gets := range map[string]func(t *testing.T, b *Backend, l lock.Lease, of lock.HoldID){
+		"waits": func(t *testing.T, _ *Backend, l lock.Lease, _ lock.HoldID) { mustHave(t, l, request("r")) },
+		"tries": func(t *testing.T, _ *Backend, l lock.Lease, _ lock.HoldID) {
+			eventually(t, "a try is granted", func() bool {
+				q := request("r")
+				q.Try = true
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				_, err := l.Acquire(ctx, q)
+				if err != nil && !errors.Is(err, lock.ErrHeld) || ctx.Err() != nil {
+					t.Fatal(err)
+				}
+				return err == nil
+			})
+		},
+		"forces": func(t *testing.T, b *Backend, l lock.Lease, of lock.HoldID) {
+			_ = b.ForceRelease(t.Context(), "r", of, 0) // where the lease is over, nobody has it
+			mustHave(t, l, request("r"))
+		},
+	} {
+		for _, lives := range []bool{true, false} {
+			if lives && what == "tries" { // which sees nothing of that
+				continue
+			}
+			t.Run(what+", the lease lives: "+strconv.FormatBool(lives), func(t *testing.T) {
+				t.Parallel()
+				m := newMemory()
+				b, l, _, _ := sidecar(t, m, time.Minute)
+				_, other, _, _ := sidecar(t, m, time.Minute)
+				q := request("r")
+				mustHave(t, other, q)
+				own := m.do(Txn{Read: []Range{all(ownPrefix(string(other.ID())), 0)}}).Reads[0].KVs
+				var x Txn
+				for _, kv := range own {
+					x.Then = append(x.Then, Write{Key: kv.Key, Delete: true})
+				}
+				m.do(x)
+				if lives {
+					beats, stop := context.WithCancel(t.Context())
+					var done sync.WaitGroup
+					done.Go(func() {
+						for beats.Err() == nil {
+							_, _ = other.Heartbeat(beats)
+							time.Sleep(20 * time.Millisecond)
+						}
+					})
+					t.Cleanup(func() { stop(); done.Wait() })
+				} else {
+					m.do(Txn{Then: []Write{{Key: leaseKey(string(other.ID())), Delete: true}, {Key: beatKey(string(other.ID())), Delete: true}}})
+				}
+				gets(t, b, l, q.ID)
+				eventually(t, "nothing of it is left", func() bool {
+					left := m.do(Txn{Read: []Range{all(ownPrefix(string(other.ID())), 0)}}).Reads[0].KVs
+					return len(left) == 0
+				})
+			})
+		}
 	}
 }

@@ -213,23 +213,28 @@ func (l *lease) lookAt(ctx context.Context, names []lock.Resource) (shortest tim
 		return 0, err
 	}
 	shortest = lock.MaxTTL
-	for chunk := range slices.Chunk(ahead, MaxParts/2) {
+	for chunk := range slices.Chunk(ahead, MaxParts/3) {
 		read = read[:0]
 		for _, d := range chunk {
-			read = append(read, Range{Key: beatKey(d.lease)}, Range{Key: forcedKey(d.lease, d.Resource, string(d.ID))})
+			read = append(read, Range{Key: beatKey(d.lease)}, Range{Key: forcedKey(d.lease, d.Resource, string(d.ID))}, Range{Key: entryKey(d.lease, d.Resource, string(d.ID))})
 		}
 		if r, err = l.b.do(ctx, "look", Txn{Read: read}); err != nil {
 			return 0, err
 		}
 		for i, d := range chunk {
-			if kv, there := r.Reads[2*i].one(); there {
+			if _, whole := r.Reads[3*i+2].one(); !whole {
+				if err := l.b.mend(ctx, d.Resource); err != nil {
+					return 0, err
+				}
+			}
+			if kv, there := r.Reads[3*i].one(); there {
 				beat := beatOf(kv)
 				l.observer.Saw(beat)
 				shortest = min(shortest, max(beat.TTL, lock.MinTTL))
 			} else if err := l.b.sweepAt(ctx, d.Resource, d.lease); err != nil {
 				return 0, err
 			}
-			if kv, forcing := r.Reads[2*i+1].one(); forcing {
+			if kv, forcing := r.Reads[3*i+1].one(); forcing {
 				if f := decode[forced](kv); f.Known > 0 {
 					l.dues.In(d, f.known())
 				}
