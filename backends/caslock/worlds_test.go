@@ -14,25 +14,32 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/locksidecar/locksidecar/arbiter"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
 // TestWorlds has apps take, keep and detach a few locks at random, in fake time, while sidecars die, answers are lost, and copies of
 // requests arrive up to half a minute late. Wall clocks are wrong by up to a day. Nobody is let in beside what somebody relies on, or what is
 // kept, and nothing is left in the end. CASLOCK_WORLDS is how many worlds there are; a failure names its seed, which CASLOCK_WORLD runs again.
-func TestWorlds(t *testing.T) {
-	worlds, first := 12, rand.Int63()
-	if n, err := strconv.Atoi(os.Getenv("CASLOCK_WORLDS")); err == nil {
-		worlds = n
+func TestWorlds(t *testing.T) { worlds(t, 12, false) }
+
+// TestTurnsInWorlds is TestWorlds with sidecars that hand locks on among their apps, and park them. Some of them are cut off, or hear nothing, for
+// seconds. In the end one more sidecar asks for each lock while the others go on, and has it soon.
+func TestTurnsInWorlds(t *testing.T) { worlds(t, 4, true) }
+
+func worlds(t *testing.T, n int, turns bool) {
+	first := rand.Int63()
+	if set, err := strconv.Atoi(os.Getenv("CASLOCK_WORLDS")); err == nil {
+		n = set
 	}
 	if seed, err := strconv.ParseInt(os.Getenv("CASLOCK_WORLD"), 10, 64); err == nil {
-		worlds, first = 1, seed
+		n, first = 1, seed
 	}
-	for i := range worlds {
+	for i := range n {
 		seed := first + int64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				(&world{witness: newWitness(t), m: newMemory(), r: rand.New(rand.NewSource(seed))}).run()
+				(&world{witness: newWitness(t), m: newMemory(), r: rand.New(rand.NewSource(seed)), turns: turns}).run()
 			})
 		})
 	}
@@ -50,11 +57,14 @@ type world struct {
 
 	r      *rand.Rand // w.mu guards it
 	healed bool       // and this
+	turns  bool       // sidecars hand locks on, and park them
 }
 
 type worldSidecar struct {
 	b       *Backend
+	front   lock.Backend // b, or an arbiter before it
 	l       lock.Lease
+	silent  time.Time // until when its requests have no answer, with w.turns
 	r       *road
 	stop    context.CancelFunc
 	ctx     context.Context
@@ -86,6 +96,9 @@ func (w *world) run() {
 	w.mu.Lock()
 	w.healed = true
 	w.mu.Unlock()
+	if w.turns {
+		w.starvesNobody(born)
+	}
 	for _, s := range side {
 		s.stop()
 		s.done.Wait()
@@ -121,10 +134,14 @@ func (w *world) sidecar(born time.Time) *worldSidecar {
 	s.b = Open(slow{s.r, w}, Options{Timeout: 500 * time.Millisecond, Clock: func() time.Duration { return time.Since(born) }})
 	wrong := w.upTo(48*time.Hour) - 24*time.Hour
 	s.b.wall = func() time.Time { return time.Now().Add(wrong) }
+	s.front = s.b
+	if w.turns {
+		s.front = arbiter.New(s.b, arbiter.Options{Turns: []int{3, 20, arbiter.MaxTurns}[w.intn(3)], Park: w.upTo(2 * time.Second), Clock: s.b.clock})
+	}
 	var err error
 	for {
 		sent := time.Now()
-		if s.l, err = s.b.OpenLease(context.Background(), lock.LeaseOptions{TTL: worldTTL, Sidecar: "w"}); err == nil {
+		if s.l, err = s.front.OpenLease(context.Background(), lock.LeaseOptions{TTL: worldTTL, Sidecar: "w"}); err == nil {
 			s.renewed = sent
 			break
 		}
@@ -155,7 +172,14 @@ func (w *world) sidecar(born time.Time) *worldSidecar {
 			}
 		}
 	})
-	for range 3 {
+	apps := 3
+	if w.turns && w.healed {
+		apps = 0
+	} else if w.turns {
+		apps = 1 + w.intn(8)
+		others.Go(func() { w.disturbs(beats, s) })
+	}
+	for range apps {
 		s.done.Go(func() {
 			for s.ctx.Err() == nil {
 				w.app(s)
@@ -188,6 +212,12 @@ func (w *world) passes(s *worldSidecar, x Txn) bool {
 	}
 	if w.healed || s.l == nil {
 		return false
+	}
+	if time.Now().Before(s.silent) {
+		if w.r.Intn(4) == 0 {
+			w.m.do(x)
+		}
+		return true
 	}
 	switch k := w.r.Intn(100); {
 	case k < 3: // its answer is lost
@@ -230,7 +260,7 @@ func (w *world) end(s *worldSidecar, clean bool) {
 		w.mu.Unlock()
 	}
 	if err := s.l.Close(context.Background()); err == nil || !errors.Is(err, lock.ErrLeaseLost) {
-		_ = s.b.Close()
+		_ = s.front.Close()
 	}
 	w.mu.Lock()
 	s.dead = true
@@ -239,7 +269,11 @@ func (w *world) end(s *worldSidecar, clean bool) {
 
 // app does something once.
 func (w *world) app(s *worldSidecar) {
-	time.Sleep(w.upTo(2 * time.Second))
+	most := 4 * time.Second
+	if w.turns {
+		most = 400 * time.Millisecond
+	}
+	time.Sleep(w.upTo(most / 2))
 	ctx, cancel := context.WithTimeout(s.ctx, w.upTo(20*time.Second))
 	defer cancel()
 	q := request(lock.Resource("r" + strconv.Itoa(w.intn(2))))
@@ -251,9 +285,13 @@ func (w *world) app(s *worldSidecar) {
 		w.move(ctx, s)
 		return
 	}
+	plain := w.turns && w.intn(20) > 0
 	w.mu.Lock()
+	plain = plain || w.turns && w.healed
 	var was handed
-	if n := len(w.handles); n > 0 && w.r.Intn(3) == 0 {
+	if plain {
+		q.Mode, q.Try = []lock.Mode{lock.Exclusive, lock.Exclusive, lock.Shared}[w.r.Intn(3)], w.r.Intn(4) == 0
+	} else if n := len(w.handles); n > 0 && w.r.Intn(3) == 0 {
 		was = w.handles[w.r.Intn(n)]
 		q.Resource, q.Mode, q.Handle = was.g.Resource, was.g.Mode, was.key
 	} else {
@@ -299,7 +337,7 @@ func (w *world) app(s *worldSidecar) {
 		return
 	}
 	select {
-	case <-time.After(w.upTo(4 * time.Second)):
+	case <-time.After(w.upTo(most)):
 	case <-s.ctx.Done():
 	}
 	if q.Detachable && w.intn(2) == 0 {
@@ -320,6 +358,9 @@ func (w *world) force(ctx context.Context, s *worldSidecar) {
 		}
 	}
 	h, grace := w.relied[of], time.Duration(w.r.Intn(2))*2*time.Second
+	if w.turns { // at once, those of its cohort may be granted it until the news arrives
+		grace = time.Second
+	}
 	if h == nil {
 		w.mu.Unlock()
 		return
@@ -333,7 +374,7 @@ func (w *world) force(ctx context.Context, s *worldSidecar) {
 	}
 	w.handles = slices.DeleteFunc(w.handles, func(o handed) bool { return o.root == h.root })
 	w.mu.Unlock()
-	if err := s.b.ForceRelease(ctx, h.r, of, grace); err == nil {
+	if err := s.front.ForceRelease(ctx, h.r, of, grace); err == nil {
 		w.mu.Lock()
 		w.counts["forced"]++
 		w.mu.Unlock()
