@@ -41,6 +41,14 @@ type (
 		Start(ctx context.Context) error
 	}
 
+	// Backuper can go back to what it knew.
+	Backuper interface {
+		// BackUp keeps what the server knows, and returns when it answers.
+		BackUp(ctx context.Context) error
+		// Restore has it know that again, and nothing that came after it.
+		Restore(ctx context.Context) error
+	}
+
 	// Failoverer has a replica that takes over.
 	Failoverer interface {
 		// FailOver ends the master as kill -9 does and returns when the replica

@@ -48,7 +48,34 @@ func startEtcd(ctx context.Context, m machine, ports []int) (Server, error) {
 		all = append(all, n.Addr())
 	}
 	s.url = "etcd://" + strings.Join(all, ",")
-	return s, s.Start(ctx)
+	return &etcdStore{s}, s.Start(ctx)
+}
+
+// etcdStore can go back to a backup.
+type etcdStore struct{ *store }
+
+var _ Backuper = (*etcdStore)(nil)
+
+// BackUp implements Backuper.
+func (s *etcdStore) BackUp(ctx context.Context) error {
+	return s.swap(ctx, "rm -rf backup && cp -a data backup")
+}
+
+// Restore implements Backuper.
+func (s *etcdStore) Restore(ctx context.Context) error {
+	return s.swap(ctx, "rm -rf data && cp -a backup data")
+}
+
+// swap does something to the folder of each member while none runs.
+func (s *etcdStore) swap(ctx context.Context, do string) error {
+	if err := s.Crash(ctx, KeepData); err != nil {
+		return err
+	}
+	err := s.each(func(n *node) error {
+		_, err := n.m.sh(ctx, "cd "+quote(n.dir)+" && "+do)
+		return err
+	})
+	return errors.Join(err, s.Start(ctx))
 }
 
 // etcdServer is the program, by the name that it has in its cluster.

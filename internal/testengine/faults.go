@@ -78,6 +78,21 @@ func Restart(t testing.TB, s target, d Data) {
 	Crash(t, s, d)()
 }
 
+// BackUp keeps what a server knows. restore has it know that again, and nothing that came after it.
+func BackUp(t testing.TB, s Server) (restore func()) {
+	t.Helper()
+	b := capability[Backuper](t, s, "backed up")
+	if err := b.BackUp(t.Context()); err != nil {
+		t.Fatalf("back up %s: %v", s.Origin(), err)
+	}
+	return func() {
+		t.Helper()
+		if err := b.Restore(t.Context()); err != nil {
+			t.Fatalf("restore %s: %v", s.Origin(), err)
+		}
+	}
+}
+
 // FailOver lets the replica of a server take over. At the end of the test the
 // server is whole again.
 func FailOver(t testing.TB, s Server, d Data) {

@@ -1,0 +1,71 @@
+package etcd
+
+import (
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A server, or all members, go back to a backup that is younger than the last heartbeat of a sidecar. Others take its lock, and
+// have changed more before its next heartbeat than the backup lacks. It is told with that heartbeat, and not minutes later.
+func TestBackupSinceTheLastHeartbeat(t *testing.T) {
+	for _, kind := range []*testengine.Kind{testengine.Etcd, testengine.EtcdCluster} {
+		for what, waits := range map[string]bool{"free in the backup": false, "waiting in the backup": true} {
+			t.Run(what, func(t *testing.T) {
+				t.Parallel()
+				s := testengine.New(t, kind)
+				_, l := sidecar(t, s.URL()+"?timeout=1s", 10*time.Minute)
+				_, rival := sidecar(t, s.URL()+"?timeout=1s", 10*time.Minute)
+				old := hold(t, l, "old")
+				var theirs lock.Grant
+				granted, q := make(chan lock.Grant, 1), request("r")
+				ask := func() {
+					var g lock.Grant
+					eventually(t, "it is granted", func() (err error) {
+						g, err = l.Acquire(t.Context(), q)
+						return err
+					})
+					granted <- g
+				}
+				if waits {
+					theirs = hold(t, rival, "r")
+					go ask()
+				}
+				time.Sleep(100 * time.Millisecond) // it may wait; where it does not yet, it is free in the backup
+				eventually(t, "a heartbeat is answered", func() error { return beat(t.Context(), l) })
+				restore := testengine.BackUp(t, s)
+				if waits {
+					release(t, rival, theirs)
+				} else {
+					go ask()
+				}
+				before := <-granted
+				if !waits {
+					release(t, l, old)
+				}
+				restore()
+				after := theirs
+				if !waits {
+					after = hold(t, rival, "r")
+				}
+				for range 50 {
+					release(t, rival, hold(t, rival, "other"))
+				}
+				var news []lock.Event
+				eventually(t, "a heartbeat is answered", func() (err error) {
+					news, err = l.Heartbeat(t.Context())
+					return err
+				})
+				if len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != before.ID {
+					t.Fatalf("two have the lock, %d and %d; one of them is told %+v", before.Fence, after.Fence, news)
+				}
+				release(t, rival, after)
+				if last := hold(t, l, "r"); last.Fence <= before.Fence || last.Fence <= after.Fence {
+					t.Errorf("the fence %d after %d and %d", last.Fence, before.Fence, after.Fence)
+				}
+			})
+		}
+	}
+}
