@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -27,9 +28,41 @@ type local struct {
 
 const dirPattern = "locksidecar-test-*"
 
-func newLocal([]int) (machine, error) {
+func newLocal([]int) (machine, error) { return newLocalIn(os.TempDir()) }
+
+// newInMemory is newLocal for servers that write to the disk before they answer. Where there is room, they need not wait for that:
+// tests kill servers, not the machine.
+func newInMemory([]int) (machine, error) {
+	if hasRoom(memoryDir, room) {
+		return newLocalIn(memoryDir)
+	}
+	return newLocalIn(os.TempDir())
+}
+
+// memoryDir is a file system in memory, where it is mounted, and room what must be free there, and of the memory.
+const (
+	memoryDir = "/dev/shm"
+	room      = 4 << 30
+)
+
+func hasRoom(dir string, bytes uint64) bool {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Bavail*uint64(fs.Bsize) < bytes { //nolint:gosec // a size
+		return false
+	}
+	info, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(info), "MemAvailable:")
+	var kib uint64
+	_, err = fmt.Sscan(rest, &kib)
+	return err == nil && kib<<10 >= bytes
+}
+
+func newLocalIn(base string) (machine, error) {
 	sweep()
-	dir, err := os.MkdirTemp("", dirPattern)
+	dir, err := os.MkdirTemp(base, dirPattern)
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for a server: %w", err)
 	}
@@ -46,9 +79,10 @@ func newLocal([]int) (machine, error) {
 // sweep removes the folders of test processes that had no time to do it: those
 // that nobody has locked and that are not just being made.
 func sweep() {
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPattern))
-	if err != nil {
-		return
+	var dirs []string
+	for _, base := range []string{os.TempDir(), memoryDir} {
+		some, _ := filepath.Glob(filepath.Join(base, dirPattern)) // the pattern is a good one
+		dirs = append(dirs, some...)
 	}
 	for _, dir := range dirs {
 		if st, err := os.Stat(dir); err != nil || time.Since(st.ModTime()) < time.Minute {
