@@ -21,8 +21,12 @@ type fresh struct {
 	version int64  // and what that has
 }
 
-// shownAtOnce is how many of them one request reads.
-const shownAtOnce = 100
+const (
+	// shownAtOnce is how many of them one request reads, and mostShown how many a heartbeat looks at: it must not be
+	// late because thousands were granted. The next ones look at the others.
+	shownAtOnce = 100
+	mostShown   = 11 * shownAtOnce
+)
 
 // granted notes a hold.
 func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64) {
@@ -58,11 +62,14 @@ func (l *lease) forget(id lock.HoldID) {
 func (l *lease) toShow() []fresh {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := make([]fresh, 0, len(l.fresh))
-	for _, f := range l.fresh {
-		all = append(all, f)
+	some := make([]fresh, 0, min(len(l.fresh), mostShown))
+	for _, f := range l.fresh { // in no order, so each has its turn
+		if len(some) == mostShown {
+			break
+		}
+		some = append(some, f)
 	}
-	return all
+	return some
 }
 
 // readsOf reads them.
@@ -89,9 +96,9 @@ func (l *lease) shown(some []fresh, found []Found) {
 	}
 }
 
-// showMore looks at those of whom one request could not read.
-func (l *lease) showMore(ctx context.Context, more []fresh) error {
-	return each(slices.Collect(slices.Chunk(more, shownAtOnce)), func(some []fresh) error {
+// showMore looks at those that one request could not read. What fails, the next heartbeat looks at.
+func (l *lease) showMore(ctx context.Context, more []fresh) {
+	_ = each(slices.Collect(slices.Chunk(more, shownAtOnce)), func(some []fresh) error {
 		r, err := l.b.do(ctx, "heartbeat", Txn{Read: readsOf(some)})
 		if err == nil {
 			l.shown(some, r.Reads)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -277,6 +279,47 @@ func TestBackupAndALostAnswer(t *testing.T) {
 	}
 }
 
+// Thousands were granted since the last heartbeat. It looks at some of them, and is not late; the next ones look at the others.
+func TestHeartbeatAfterManyGrants(t *testing.T) {
+	m := newMemory()
+	b, kit, way, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	const n = 2*mostShown + 10
+	for i := range n {
+		l.granted(lock.Resource(strconv.Itoa(i)), lock.HoldID(strconv.Itoa(i)), int64(i+1))
+		key := entryKey(l.id, lock.Resource(strconv.Itoa(i)), strconv.Itoa(i))
+		m.mu.Lock()
+		m.keys = append(m.keys, key)
+		m.kvs[key] = KV{Key: key, Version: int64(i + 1)}
+		m.mu.Unlock()
+	}
+	m.mu.Lock()
+	slices.Sort(m.keys)
+	m.mu.Unlock()
+	var requests atomic.Int32
+	way.mu.Lock()
+	way.copy = func(x Txn) bool {
+		if slices.ContainsFunc(x.Read, func(r Range) bool { return strings.HasPrefix(r.Key, entriesOf(l.id)) && r.End == "" }) {
+			requests.Add(1)
+		}
+		return false
+	}
+	way.mu.Unlock()
+	left := []int{n - mostShown, n - 2*mostShown, 0, 0}
+	for i, want := range left {
+		requests.Store(0)
+		if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		l.mu.Lock()
+		now := len(l.fresh)
+		l.mu.Unlock()
+		if now != want || requests.Load() > mostShown/shownAtOnce {
+			t.Errorf("heartbeat %d made %d requests, and has left %d holds; want %d", i, requests.Load(), now, want)
+		}
+	}
+}
+
 // What a heartbeat has seen, the next one does not look at. What others have taken away is no sign of a backup.
 func TestHeartbeatLooksOnce(t *testing.T) {
 	m := newMemory()
@@ -306,6 +349,8 @@ func TestHeartbeatLooksOnce(t *testing.T) {
 	for _, q := range qs {
 		_ = kit.Release(t.Context(), q.Resource, q.ID) // one is gone
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if len(l.fresh) > 0 || len(l.asked) > 0 {
 		t.Errorf("%d holds and %d requests are known still", len(l.fresh), len(l.asked))
 	}

@@ -254,9 +254,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 		l.forget(lock.HoldID(id))
 	}
 	l.shown(first, answer.Reads[others:])
-	if err := l.showMore(ctx, shows[len(first):]); err != nil { // of what it was not told, the next heartbeat is
-		return answer, false, l.b.unavailable("heartbeat", err)
-	}
+	l.showMore(ctx, shows[len(first):])
 	falls := l.b.fallen()
 	l.mu.Lock()
 	defer l.mu.Unlock()
