@@ -42,6 +42,10 @@ TEST_TIMEOUT ?= 25m
 # How many packages are tested at the same time. Most of a test's time is a wait for a
 # server or a lease, so that may be more than there are processors.
 TEST_PACKAGES ?= 4
+# make test has three runs side by side, of so many packages each.
+TEST_PACKAGES_WITH_RACE ?= 3
+TEST_PACKAGES_WITHOUT_RACE ?= 2
+TEST_PACKAGES_END_TO_END ?= 2
 # How often tests that failed are run again, when all others are over; 0: never.
 TEST_RERUNS ?= 1
 # By default a program with the race detector sleeps for a second before it exits, so that other goroutines can still
@@ -54,10 +58,22 @@ TEST := go test -vet=off -count=1 -timeout $(TEST_TIMEOUT)
 # the others, and with more of all, it would see no more, for twice the processor time. make test runs these without it, and
 # make test-full with it.
 WITHOUT_RACE := ^TestConformance$$/^(Redis_Cluster_with_replicas|Ensemble|CuratorLayout|Cluster|MySQL|PgBouncer)$$|^TestConformance$$/^(Redis|MariaDB|PostgreSQL)$$/^(Mass|Crowd)|^Test(VeryManyStreamsThatReadNothing|MemoryOfStreamsThatReadNothing|MemoryOfUnreadAnswersOverGRPC)$$
-HAVE_WITHOUT_RACE := ./localapi $(addprefix ./backends/,redislock zklock caslock/etcd shards sqllock/mysql sqllock/postgres mysqllock/rows mysqllock/shedlock)
+# The longest first.
+HAVE_WITHOUT_RACE := $(addprefix ./backends/,zklock sqllock/mysql redislock sqllock/postgres caslock/etcd mysqllock/rows mysqllock/shedlock shards) ./localapi
+# Their tests run programs that are built without the race detector, as people have them: sidecars, clients in other languages,
+# what the pages show, spin. The detector would see little but the test's own goroutines. So make test runs these without it,
+# and make test-full with it.
+END_TO_END := ./examples ./cmd/locksidecar ./internal/docstest ./model
+# With the race detector: all others. What takes longest starts first, so that no long one runs alone in the end.
+WITH_RACE = $(addprefix ./backends/,sqllock/postgres sqllock/mysql redislock zklock) \
+	$$(go list ./... | grep -vxF $(patsubst ./%,-e github.com/locksidecar/locksidecar/%,$(END_TO_END)))
 # What runs tests, and runs those that failed once more: JSON of all, then go on with --packages and arguments for go test.
 RUN_TESTS = "$$($(GOTESTSUM_PATH))" --format pkgname --format-hide-empty-pkg --rerun-fails=$(TEST_RERUNS) \
 	--rerun-fails-max-failures=10 --rerun-fails-abort-on-data-race
+# What make test-busy runs, how often, and the arguments of stress-ng beside it.
+BUSY ?= test-fast
+TIMES ?= 3
+STRESS ?= --cpu 8
 # What each fuzz target gets.
 FUZZ_TIME ?= 10s
 
@@ -116,27 +132,53 @@ examples: build ## Watch the examples: loans, a stock, withdrawals, cron; each s
 	@go run ./examples/show
 
 ##@ Check it
+TEST_RESULTS := bin/test.json bin/test-without-race.json bin/test-end-to-end.json
+
 .PHONY: test
 test: test-deps ## Run all tests, nearly all with the race detector, on real servers too
-	@echo 'The torture of each store, $(TORTURE_FOR) each, beside it the tests of the tools; each prints when it is over'
-	@$(MAKE) -j 2 --output-sync=target torture-short bench-build image-test release-tool-test chart-test mutate-test e2e-test
+	@rm -f $(TEST_RESULTS)
+	@status=0; $(MAKE) -j 4 test-with-race test-end-to-end test-others || status=$$?; \
+		scripts/test-summary $(TEST_RESULTS); exit $$status
+
+# Most of the time of each part of make test is a wait, so they run side by side, but for these two. Tests of stores have no
+# torture of all stores beside them for long.
+.PHONY: test-others
+test-others:
+	@$(MAKE) test-tools
 	@$(MAKE) test-without-race
+
+.PHONY: test-tools
+test-tools:
+	@echo 'The torture of each store, $(TORTURE_FOR) each, beside it the tests of the tools; each prints when it is over'
+	@$(MAKE) --output-sync=target torture-short bench-build image-test release-tool-test chart-test mutate-test e2e-test
+
+.PHONY: test-with-race
+test-with-race: test-deps
+	@mkdir -p bin
 	@CGO_ENABLED=1 $(RUN_TESTS) --jsonfile bin/test.json \
-		--packages ./... -- -race -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
+		--packages "$(WITH_RACE)" -- -race -vet=off -count=1 -p $(TEST_PACKAGES_WITH_RACE) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
 	@scripts/broken-laws bin/test.json
 
 .PHONY: test-without-race
 test-without-race: test-deps
 	@mkdir -p bin
 	@$(RUN_TESTS) --jsonfile bin/test-without-race.json \
-		--packages '$(HAVE_WITHOUT_RACE)' -- -vet=off -count=1 -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)'
+		--packages '$(HAVE_WITHOUT_RACE)' -- -vet=off -count=1 -p $(TEST_PACKAGES_WITHOUT_RACE) -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)'
 	@scripts/broken-laws bin/test-without-race.json
+
+.PHONY: test-end-to-end
+test-end-to-end: test-deps
+	@mkdir -p bin
+	@$(RUN_TESTS) --jsonfile bin/test-end-to-end.json \
+		--packages '$(END_TO_END)' -- -vet=off -count=1 -p $(TEST_PACKAGES_END_TO_END) -timeout $(TEST_TIMEOUT)
+	@scripts/broken-laws bin/test-end-to-end.json
 
 .PHONY: test-full
 test-full: test-deps ## Run the tests of large numbers with the whole of them, and the race detector where make test has none
 	CGO_ENABLED=1 LOCKSIDECAR_TEST_FULL=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run 'TestConformance/.*/(Mass|Crowd)|TestConformance/(Mass|Crowd)' ./backends/...
 	CGO_ENABLED=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)' $(HAVE_WITHOUT_RACE)
 	CGO_ENABLED=1 LOCKSIDECAR_TEST_FULL=1 go test -race -vet=off -count=1 -timeout $(TEST_TIMEOUT) -run '^Test(OneConnectionIsServedInOrder|Withdrawals)$$' ./cmd/locksidecar
+	CGO_ENABLED=1 go test -race -vet=off -count=1 -p 1 -timeout $(TEST_TIMEOUT) -skip '^TestWithdrawals$$' $(END_TO_END)
 
 .PHONY: docs-test
 docs-test: ## Run what README and docs show, and compare them with the program and the chart (a part of test)
@@ -149,6 +191,11 @@ chart-test: ## Test the Helm charts, without a cluster and without helm
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector
 	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: test-busy
+test-busy: test-deps ## Run test-fast three times beside stress-ng, until one fails (BUSY=test TIMES=3 STRESS="--cpu 8")
+	@scripts/test-deps stress-ng
+	@STRESS='$(STRESS)' scripts/busy $(TIMES) $(MAKE) $(BUSY) TEST_RERUNS=0
 
 .PHONY: torture
 torture: test-deps ## Break apps, sidecars, roads and stores at random (STORE=Redis FOR=2m SEED=0)

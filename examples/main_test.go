@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -17,6 +19,11 @@ var binary string // the program, for sidecars
 type tests struct{ m *testing.M }
 
 func (t tests) Run() int {
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
+		if signal.Ignored(s) { // as in the background of a script, or by nohup: the programs here do not
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 	dir, err := os.MkdirTemp("", "locksidecar-examples-test-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -35,6 +42,7 @@ func (t tests) Run() int {
 }
 
 func TestMain(m *testing.M) {
+	testengine.SideBySide(6)
 	goleak.VerifyTestMain(testengine.Main(tests{m}),
 		// The pool of a client of Redis looks once a second whether a server that was down is
 		// up again, and sees only then that it was closed meanwhile.

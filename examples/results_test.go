@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"os"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -28,7 +29,8 @@ func report(t *testing.T, results []result) {
 		t.Error("it has no tests")
 	}
 	for _, r := range results {
-		t.Run(r.name, func(t *testing.T) {
+		// A test that runs one file has its name already.
+		t.Run(strings.TrimPrefix(r.name, path.Base(t.Name())+"/"), func(t *testing.T) {
 			switch {
 			case r.failure != "":
 				t.Error(r.failure)

@@ -126,11 +126,24 @@ func tap(t *testing.T, dir string, env []string, argv ...string) {
 	}
 }
 
+// Each file runs by itself, beside the others: most of the time of each is a wait.
 func TestPython(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "results.xml")
-	out, ok := suite(t, "python", append(stores(t), pythonEnv...), python(t), "-m", "pytest", "-q", "-o", "faulthandler_timeout=60", "--junitxml", file)
-	reportJUnit(t, out, ok, file)
+	env := append(stores(t), pythonEnv...)
+	interpreter := python(t)
+	files, err := filepath.Glob("python/tests/test_*.py")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no tests: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".py"), func(t *testing.T) {
+			t.Parallel()
+			results := filepath.Join(t.TempDir(), "results.xml")
+			out, ok := suite(t, "python", env, interpreter, "-m", "pytest", "-q", "-o", "faulthandler_timeout=60", "--junitxml", results,
+				strings.TrimPrefix(file, "python/"))
+			reportJUnit(t, out, ok, results)
+		})
+	}
 }
 
 func reportJUnit(t *testing.T, out string, ok bool, files ...string) {

@@ -68,6 +68,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	testengine.SideBySide(6)
 	goleak.VerifyTestMain(testengine.Main(tests{m}),
 		// go-redis, by which the tests see Redis come up again, tries once a second to
 		// reach a server that is away and learns only then that its pool was closed.
