@@ -295,6 +295,16 @@ func (w *waiter) granted() lock.Grant {
 	return w.grant
 }
 
+// died waits for Acquire to say that the lease is over, without heartbeats. In a store that is made of several, the part that
+// was asked may be over before the others are.
+func (w *waiter) died() {
+	w.e.Helper()
+	w.wait()
+	if _, several := w.s.Lease.(lock.Spread); !several || !errors.Is(w.err, lock.ErrPartLost) {
+		w.failed(lock.ErrLeaseLost)
+	}
+}
+
 // failed waits for Acquire to return the error.
 func (w *waiter) failed(want error) error {
 	w.e.Helper()

@@ -82,7 +82,7 @@ func testDeadLeaseIsFinal(e *env) {
 	w := e.queue(b, r, lock.Exclusive)
 	g2 := e.inTime(dead, w)
 
-	waits.failed(lock.ErrLeaseLost)
+	waits.died()
 	lost := func(what string, err error) {
 		e.Helper()
 		if !errors.Is(err, lock.ErrLeaseLost) {
@@ -122,8 +122,8 @@ func testDeadWaiterSkipped(e *env) {
 		reader = e.queue(b, r2, lock.Shared)
 	}
 	dead.ended()
-	deadWriter.failed(lock.ErrLeaseLost)
-	deadWriter2.failed(lock.ErrLeaseLost)
+	deadWriter.died()
+	deadWriter2.died()
 	e.holds(b.b, r, []lock.HoldID{g.ID}, []lock.HoldID{next.q.ID})
 	// A dead writer must not keep out the readers behind it, though nobody
 	// releases anything.

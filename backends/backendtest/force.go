@@ -223,7 +223,7 @@ func testForceDead(e *env) {
 	taken := e.acquire(b, e.name("taken"), lock.Exclusive)
 	w := e.queue(dead, taken.Resource, lock.Exclusive)
 	dead.ended()
-	w.failed(lock.ErrLeaseLost)
+	w.died()
 	e.eventually("the store says of both that their lease is over", func() bool { // a heartbeat without an answer may have come late
 		return len(e.get(b.b, r).Holders) == 0 && len(e.get(b.b, taken.Resource).Waiters) == 0
 	})

@@ -177,7 +177,7 @@ func testPermitsOfTheDead(e *env) {
 	waits := e.queue(dead, r, m)
 	second, third := e.queue(b, r, m), e.queue(b, r, m)
 	e.inTime(dead, first)
-	waits.failed(lock.ErrLeaseLost)
+	waits.died()
 	got := []int{first.grant.Fence.Slot(), second.granted().Fence.Slot()}
 	slices.Sort(gone)
 	slices.Sort(got)

@@ -67,7 +67,7 @@ func TestBusy(t *testing.T) {
 				"stress-ng": "echo $$ >pid\necho $* >>arguments\n" + tt.stress,
 				"tests":     "until [ -e arguments ]; do sleep 0.01; done\necho >>runs\n" + tt.run,
 			} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil { //nolint:gosec // a program
+				if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
 					t.Fatal(err)
 				}
 			}

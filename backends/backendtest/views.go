@@ -243,7 +243,7 @@ func testDeadNotListed(e *env) {
 	if !slices.Equal(ids(held.Status.Holders), []lock.HoldID{g.ID}) {
 		e.Errorf("a refusal names the holders %+v", held.Status.Holders)
 	}
-	w.failed(lock.ErrLeaseLost)
+	w.died()
 	e.release(b, g)
 	e.release(b, both)
 }
