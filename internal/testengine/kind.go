@@ -16,7 +16,6 @@ type Kind struct {
 
 	ports int // how many ports clients connect to
 	start func(ctx context.Context, m machine, ports []int) (Server, error)
-	syncs bool // its servers wait for the disk before they answer
 }
 
 // String is the name of the kind.
@@ -149,11 +148,11 @@ var (
 	}
 	Etcd = &Kind{
 		name: "etcd", urlEnv: "LOCKSIDECAR_TEST_ETCD_URL", image: etcdImage, install: installEtcd,
-		ports: 1, start: startEtcd, syncs: true,
+		ports: 1, start: startEtcd,
 	}
 	EtcdCluster = &Kind{
 		name: "etcd cluster", urlEnv: "LOCKSIDECAR_TEST_ETCD_CLUSTER_URL", image: etcdImage, install: installEtcd,
-		ports: etcdMembers, start: startEtcd, syncs: true,
+		ports: etcdMembers, start: startEtcd,
 	}
 )
 
@@ -190,12 +189,8 @@ func Start(ctx context.Context, k *Kind) (Server, error) {
 		}
 	}
 	if only != "docker" {
-		newMachine := newLocal
-		if k.syncs {
-			newMachine = newInMemory
-		}
 		var s Server
-		if s, localErr = k.startOn(ctx, newMachine); localErr == nil {
+		if s, localErr = k.startOn(ctx, newLocal); localErr == nil {
 			return s, nil
 		}
 	}
