@@ -17,6 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/bench/internal/report"
 	"github.com/locksidecar/locksidecar/bench/internal/sidecar"
 	"github.com/locksidecar/locksidecar/bench/internal/stores"
+	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
 const (
@@ -58,6 +59,7 @@ func compare(ctx context.Context, args []string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	stores.QuietRedis()
+	testengine.OnDisk()
 	before := load()
 	old, err := sidecar.BuildCommit(ctx, dir, *base)
 	if err != nil {

@@ -68,6 +68,7 @@ func run(ctx context.Context, o options) (r *report.Report, err error) {
 		return nil, err
 	}
 	stores.QuietRedis()
+	testengine.OnDisk()
 	r = &report.Report{Setup: setup(b.binary.Version)}
 	r.Setup.Parts, r.Setup.Rounds, r.Setup.Quick = o.only, b.rounds, o.quick
 	for _, p := range plans {

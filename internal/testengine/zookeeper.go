@@ -103,7 +103,7 @@ func writeZooKeeper(ctx context.Context, n *node, id int, more []string) (string
 		fmt.Sprintf("clientPort=%d", n.port),
 		"clientPortAddress=" + n.m.bind(),
 		"maxClientCnxns=0", // all tests are one client by their address
-		"forceSync=no",     // what is written outlives a kill -9, though not the machine
+		"forceSync=" + forceSync(),
 		"admin.enableServer=false",
 		"4lw.commands.whitelist=*",
 	}
@@ -122,6 +122,14 @@ func writeZooKeeper(ctx context.Context, n *node, id int, more []string) (string
 	}
 	dir, err := n.m.sh(ctx, script)
 	return strings.TrimSpace(dir), err
+}
+
+// forceSync: what is written outlives a kill -9 without it, though not the machine.
+func forceSync() string {
+	if onDisk {
+		return "yes"
+	}
+	return "no"
 }
 
 func zooKeeperArgs(classes string) []string {
