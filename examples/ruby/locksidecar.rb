@@ -238,10 +238,34 @@ module Locksidecar
     end
   end
 
+  # What threads wait by for one thing that happens once. It has a mutex of its own: up to Ruby 3.1, a thread that
+  # comes back from ConditionVariable#wait and finds the mutex taken again spins until it has it, and keeps the others from
+  # running. By the mutex of the session a crowd did that for minutes.
+  class Bell
+    def initialize
+      @mutex = Mutex.new
+      @changed = ConditionVariable.new
+      @rung = false
+    end
+
+    def ring
+      @mutex.synchronize do
+        @rung = true
+        @changed.broadcast
+      end
+    end
+
+    # For so many seconds at most.
+    def wait(seconds)
+      @mutex.synchronize { @changed.wait(@mutex, seconds) unless @rung }
+    end
+  end
+
   # One request and what came of it.
   class Call
-    attr_reader :kind, :body, :about, :max_hold, :patience, :wait
-    attr_accessor :session, :id, :sent, :start, :done, :answer, :error, :hold, :abandoned, :left, :place, :wait_end
+    attr_reader :kind, :body, :about, :max_hold, :patience, :wait, :bell
+    attr_reader :done, :error
+    attr_accessor :session, :id, :sent, :start, :answer, :hold, :abandoned, :left, :place, :wait_end
     # The connection has ended, and nothing of it had been sent. Another session will do.
     attr_accessor :unsent
 
@@ -253,6 +277,13 @@ module Locksidecar
       @max_hold = max_hold
       @patience = patience
       @wait = wait
+      renew
+    end
+
+    # It is not done, and nobody waits for it yet.
+    def renew
+      @done = @error = nil
+      @bell = Bell.new # of its own: an answer wakes one thread, and not all that wait for something
     end
 
     def acquire? = kind == "acquire"
@@ -272,6 +303,14 @@ module Locksidecar
 
       @error = error
       @done = true
+      @bell.ring
+    end
+
+    # Whoever waits for it looks again.
+    def wake
+      rung = @bell
+      renew
+      rung.ring
     end
 
     def inspect = "#<#{self.class} #{kind}>" # the body may have a handle
@@ -287,7 +326,7 @@ module Locksidecar
 
   # A hold as its session knows it. Each acquire that entered it has a Lock. The mutex of the session guards it.
   class Hold
-    attr_reader :grant, :id, :resource, :counted, :listeners
+    attr_reader :grant, :id, :resource, :counted, :listeners, :bell
     attr_accessor :problem, :count, :until, :limit, :mode, :left_by
 
     def initialize(grant)
@@ -301,6 +340,12 @@ module Locksidecar
       @limit = Float::INFINITY # its end by max_hold, or by its handle where it is attached
       @left_by = "released" # or detached: how those who had entered it have left
       @listeners = []
+      renew
+    end
+
+    # Nobody waits for its loss yet.
+    def renew
+      @bell = Bell.new
     end
 
     # When it is over if nothing is heard any more.
@@ -321,6 +366,7 @@ module Locksidecar
                               })
       @listeners.each { |listener| Locksidecar.tell { listener.call(@problem) } } # never where the news are read
       @listeners.clear
+      @bell.ring
     end
   end
 
@@ -442,6 +488,9 @@ module Locksidecar
 
   # One app session: a connection. When it ends, at either end, all its locks are lost. What a
   # line says is carried out when it is read, in the order of the lines. Any thread may use it.
+  #
+  # One thread waits for lines and reads them. On a busy machine, or beside threads that compute, it may have no turn for
+  # long. So any other thread reads what has come before it takes the sidecar for silent.
   class Session
     ANSWER_LIMIT = 5.0 # for what the sidecar answers at once, and beyond a wait
     PING_AFTER = 5.0 # without a word a wait without end asks whether the sidecar is there
@@ -450,6 +499,7 @@ module Locksidecar
     RETRY = 0.1 # for what waits for a thread of its own
     MAX_SLACK = 0.25 # for the sidecar to say that a max_hold is over
     LONGEST = 65_536 # the sidecar ends a connection at a longer line
+    MOST_READ = 64 # such pieces are read at a time by who looks whether the sidecar is silent
     MOST_EARLY = 10_000 # losses that are kept for grants that come after them
     MOST_UNSENT = 1 << 20 # bytes: from there on a sidecar that does not read is asked for nothing more
 
@@ -462,7 +512,7 @@ module Locksidecar
       @on_draining = on_draining
       @pid = Process.pid
       @mutex = Mutex.new
-      @changed = ConditionVariable.new
+      @rest = "".b # read, and no whole line yet
       @out = "".b # not sent yet
       @written = 0 # bytes that were sent
       @calls = {} # by request id: not answered yet
@@ -504,10 +554,14 @@ module Locksidecar
       limit = call.wait_end ? call.wait_end + ANSWER_LIMIT : seconds && began + seconds
       until call.done
         now = Locksidecar.now
-        raise late(call) if limit && now >= limit
-
-        till = limit || ping([began, @heard].max, now)
-        wait { wait_here(call, till, now) unless call.done }
+        if limit && now >= limit
+          synchronize { catch_up }
+          limit = [limit, call.sent.to_f + ANSWER_LIMIT].max # it may have queued here until now
+          raise late(call) unless call.done || now < limit
+        else
+          till = limit || ping(began, now)
+          wait(call.bell) { wait_here(call, till, now) }
+        end
       end
       raise call.error.again if call.error
 
@@ -541,7 +595,7 @@ module Locksidecar
       lost = synchronize do
         raise hold.not_held if entered.left
 
-        expire(hold, silent_at(hold))
+        expire(hold)
         # Where it is lost, the sidecar may be what is broken: it reads this when it is well again.
         leave(entered) { hold.problem ? put_if_open(call) : put(call) }
         hold.problem
@@ -592,7 +646,7 @@ module Locksidecar
     def look(hold, exact: false)
       mine
       synchronize do
-        expire(hold, exact ? hold.end : silent_at(hold))
+        expire(hold, exact: exact)
         hold.problem
       end
     end
@@ -604,7 +658,7 @@ module Locksidecar
         left = limit ? limit - Locksidecar.now : MAX_LOOK
         return nil if left <= 0
 
-        wait { [left, MAX_LOOK].min unless hold.problem }
+        wait(hold.bell) { [left, MAX_LOOK].min }
       end
       problem
     end
@@ -622,7 +676,7 @@ module Locksidecar
     def forked
       @pid = Process.pid
       @mutex = Mutex.new
-      @changed = ConditionVariable.new
+      [*@calls.values, *@acquires.queue, *@holds.values].each(&:renew)
       finish(SessionClosed.new("this process is a child of the one that has the session"), "FORKED", false)
       @socket.close # our copy, and no more
     end
@@ -655,12 +709,10 @@ module Locksidecar
       @mutex
     end
 
-    # Waits for a change, for as long as the block says; nil: not at all.
-    def wait
-      mine_mutex.synchronize do
-        seconds = yield
-        @changed.wait(@mutex, [seconds, LONGEST_WAIT].min) if seconds&.positive?
-      end
+    # Waits for as long as the block says; nil: not at all.
+    def wait(bell, &block)
+      seconds = synchronize(&block)
+      bell.wait([seconds, LONGEST_WAIT].min) if seconds&.positive?
     end
 
     # For how long to wait for a call. Its own wait may be over while it queues here. The mutex is held.
@@ -683,11 +735,13 @@ module Locksidecar
     end
 
     # Where nothing was heard since a moment, asks whether the sidecar is there, for all that wait. When to look again.
-    def ping(since, now)
+    def ping(began, now)
       synchronize do
+        catch_up if @ping && now >= @ping.sent + PING_AFTER
         @ping = nil if @ping&.done
         raise silent if @ping && now >= @ping.sent + PING_AFTER
 
+        since = [began, @heard].max
         put(@ping = Call.new("keepAlive", {})) if @ping.nil? && now >= since + PING_AFTER
         (@ping ? @ping.sent : since) + PING_AFTER
       end
@@ -696,6 +750,7 @@ module Locksidecar
     # From here on the mutex is held, and nothing waits.
 
     def put(call)
+      flush if call.acquire? && @out.bytesize > MOST_UNSENT # the thread that writes may have had no turn
       raise @error.again if @error
       raise silent if call.acquire? && @out.bytesize > MOST_UNSENT
 
@@ -704,7 +759,8 @@ module Locksidecar
       raise InvalidRequest, "the request is longer than #{LONGEST} bytes" if text.bytesize > LONGEST
 
       call.session = self
-      call.done = call.error = call.id = call.start = call.unsent = nil
+      call.renew
+      call.id = call.start = call.unsent = nil
       call.wait_end ||= Locksidecar.now + call.wait if call.wait&.positive?
       return call if call.acquire? && !@acquires.enter(call)
 
@@ -739,6 +795,7 @@ module Locksidecar
       return false unless ["waiters", "requests in flight"].include?(error.metadata["limit"])
 
       call.id = call.start = nil
+      call.wake # its wait may end here
       @acquires.refused(call, error.metadata["max"].to_i)
       true
     end
@@ -748,7 +805,7 @@ module Locksidecar
     end
 
     def flush
-      return if @writer || write
+      return if write || @writer
 
       @writer = Locksidecar.background do
         loop do
@@ -774,8 +831,7 @@ module Locksidecar
       true
     rescue SystemCallError, IOError
       @out = "".b
-      finish(SidecarGone.new("the connection to the sidecar at #{@path} ended"), "SIDECAR_GONE") # though nobody has read that yet
-      hang_up(Socket::SHUT_RDWR)
+      gone("the connection to the sidecar at #{@path} ended") # though nobody has read that yet
       true
     end
 
@@ -791,24 +847,44 @@ module Locksidecar
     end
 
     def read_on
-      rest = +""
       loop do
-        if @socket.wait_readable(synchronize { look_all })
-          rest << @socket.readpartial(LONGEST)
-          while (line = rest.slice!(/\A[^\n]*\n/))
-            line(JSON.parse(line))
-          end
-        end
+        break if @socket.wait_readable(synchronize { look_all }) && synchronize { take_in }.nil?
       end
-    rescue EOFError, SystemCallError, IOError
-      over(SidecarGone.new("the connection to the sidecar at #{@path} ended"))
-    rescue JSON::ParserError, NoMethodError, TypeError
-      over(SidecarGone.new("what answers at #{@path} is no sidecar, or an older one than this client"))
+    rescue SystemCallError, IOError
+      # the connection has ended
     ensure
       if @pid == Process.pid
         over(SidecarGone.new("the thread that reads has ended")) # it was killed: nobody may wait for it
         synchronize { @socket.close } # not under the hands of who writes
       end
+    end
+
+    # Carries out what stands in the socket, and would else be read too late: that is no silence of the sidecar.
+    def catch_up
+      MOST_READ.times { break if @error || take_in != :more }
+    end
+
+    # Reads a piece of what has come, and carries out its lines. Nil at the end of the connection; :more may have come.
+    def take_in
+      chunk = @socket.read_nonblock(LONGEST, exception: false)
+      return :none if chunk == :wait_readable
+      raise EOFError if chunk.nil?
+
+      lines = (@rest << chunk).lines
+      @rest = lines.last.end_with?("\n") ? "".b : lines.pop
+      lines.each { |line| line(JSON.parse(line)) }
+      :more
+    rescue SystemCallError, IOError
+      gone("the connection to the sidecar at #{@path} ended")
+    rescue JSON::ParserError, NoMethodError, TypeError
+      gone("what answers at #{@path} is no sidecar, or an older one than this client")
+    end
+
+    # The end of the session, of which who reads or writes learns first. It gives nil.
+    def gone(message)
+      finish(SidecarGone.new(message), "SIDECAR_GONE")
+      hang_up(Socket::SHUT_RDWR)
+      nil
     end
 
     # Notices the ends that have come; when to look again.
@@ -824,7 +900,7 @@ module Locksidecar
     def look_at_holds
       @nearest = Float::INFINITY
       @holds.values.each do |hold|
-        expire(hold, silent_at(hold))
+        expire(hold)
         watch(hold) unless hold.problem
       end
     end
@@ -835,18 +911,14 @@ module Locksidecar
     end
 
     def line(message)
-      draining = nil
-      synchronize do
-        @heard = Locksidecar.now
-        if message["requestId"].to_s.empty?
-          draining = event(message["event"]) if message["event"]
-          finish(Error.explain(message["error"]), "SIDECAR_GONE") if message["error"] # its last word
-        elsif (call = @calls.delete(message["requestId"]))
-          take(call, message)
-        end
-        @changed.broadcast
+      @heard = Locksidecar.now
+      if message["requestId"].to_s.empty?
+        draining = event(message["event"]) if message["event"]
+        finish(Error.explain(message["error"]), "SIDECAR_GONE") if message["error"] # its last word
+        Locksidecar.tell { @on_draining.call(draining) } if draining && @on_draining
+      elsif (call = @calls.delete(message["requestId"]))
+        take(call, message)
       end
-      Locksidecar.tell { @on_draining.call(draining) } if draining && @on_draining
     end
 
     def take(call, message)
@@ -921,7 +993,6 @@ module Locksidecar
     def lose_detached(hold, message)
       @holds.delete(hold.id)
       hold.lose("UNKNOWN", message)
-      @changed.broadcast
     end
 
     # What a refusal says about a hold; the error to raise.
@@ -981,17 +1052,20 @@ module Locksidecar
       hold.end + @slack >= hold.limit ? hold.end + @slack : hold.end
     end
 
-    def expire(hold, moment)
-      now = Locksidecar.now
-      return if hold.problem || !@holds.key?(hold.id) || moment > now
+    # What came meanwhile counts, read or not.
+    def expire(hold, exact: false)
+      over = -> { !hold.problem && @holds.key?(hold.id) && (exact ? hold.end : silent_at(hold)) <= Locksidecar.now }
+      return unless over.call
+
+      catch_up
+      return unless over.call
 
       @holds.delete(hold.id)
-      if now >= hold.limit
+      if Locksidecar.now >= hold.limit
         hold.lose("MAX_HOLD", "it was held longer than its max_hold")
       else
         hold.lose("SIDECAR_SILENT", "the sidecar was not heard of in time")
       end
-      @changed.broadcast
     end
 
     # Once for each acquire; the block then.
@@ -1021,7 +1095,6 @@ module Locksidecar
         call.unsent = error.is_a?(SidecarGone) && !call.done && (call.start.nil? || call.start >= @written)
         call.finish(call.about&.problem || error)
       end
-      @changed.broadcast
       true
     end
 

@@ -59,6 +59,24 @@ def readers
   Thread.list.count { |thread| thread.name == "locksidecar" }
 end
 
+# The thread that reads gets no turn from here on, after it has read once more.
+def starve_reader(client)
+  session = client.instance_variable_get(:@session)
+  session.instance_variable_get(:@socket).define_singleton_method(:wait_readable) do |seconds|
+    Thread.current.name == "locksidecar" ? sleep : super(seconds)
+  end
+  session.ask(Locksidecar::Call.new("keepAlive", {}))
+end
+
+# How often the threads of this process have gone to sleep. It does not depend on how busy the machine is.
+def sleeps
+  Dir.glob("/proc/self/task/*/status").sum do |file|
+    File.read(file)[/^voluntary_ctxt_switches:\s*(\d+)/, 1].to_i
+  rescue SystemCallError
+    0 # it has ended
+  end
+end
+
 # A sidecar that says what it is told to, for each request in turn; nil: it hangs up, and takes another call.
 def scripted(*answers)
   dir = Dir.mktmpdir("ls")
@@ -608,6 +626,41 @@ tap_all({
     granted = { granted: GRANTED[:granted].merge(endsIn: "5s", validFor: "900s") }
     lock = Client.new(socket: scripted(OPENED, granted)).attach("h")
     must(lock.valid_for.between?(0, 5), lock.valid_for.to_s)
+  },
+
+  "what stands unread because the reader has no turn is no silence" => lambda {
+    sidecar = Sidecar.new("ttl" => "6s")
+    client = Client.new(socket: sidecar.socket)
+    lock = client.acquire("held")
+    keeper = Client.new(socket: sidecar.socket)
+    kept = keeper.acquire("kept")
+    starve_reader(client)
+    waits = Thread.new { client.hold("kept") { 1 } } # without an end: it asks whether the sidecar is there
+    eventually("it waits") { sidecar.lock("kept")["waiters"].size == 1 }
+    first = lock.valid_for # until then by what was read, and after that by news of the lease that stand unread
+    tries = Array.new(3) { |i| Thread.new { client.acquire("try #{i}", wait: 0).check } }
+    tries.each(&:value)
+    sleep(first)
+    lock.check
+    must(lock.lost.nil?, "it is held")
+    kept.release
+    must(lock.valid_for.positive?, "it is held")
+    lock.release
+    same(1, waits.value)
+  },
+
+  "an answer wakes only who waits for it" => lambda {
+    sidecar = Sidecar.new("ttl" => "60s")
+    client = Client.new(socket: sidecar.socket)
+    lock = client.acquire("all wait for it")
+    threads = Array.new(200) { Thread.new { client.hold("all wait for it", shared: true) { 1 } } }
+    eventually("they wait") { client.info["waiters"].to_i == 200 }
+    before = sleeps
+    200.times { client.hold("another") { nil } }
+    took = sleeps - before
+    must(took < 10_000, "the threads of the process slept #{took} times for 400 answers") # once for each that waits: 80,000
+    lock.release
+    same(200, threads.sum(&:value))
   },
 
   "a wait without end at a frozen sidecar ends" => lambda {
