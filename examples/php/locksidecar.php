@@ -501,8 +501,8 @@ final class Session
         $this->pump(0.0);
         $since = Clock::early(); // that nothing was heard
         $ping = null;
+        $now = -INF; // before what has come was read: this process may have stood still since
         while (!$call->done) {
-            $now = Clock::early();
             if ($now >= $end) {
                 return null;
             }
@@ -514,6 +514,7 @@ final class Session
                 $ping = $this->post(new Call('keepAlive', []));
                 $since = $now; // from here it has as long again
             }
+            $now = Clock::early();
             $this->pump($end === INF ? $since + self::PING_AFTER - $now : $end - $now);
         }
         if ($call->error !== null) {

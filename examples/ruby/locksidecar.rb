@@ -499,6 +499,7 @@ module Locksidecar
     RETRY = 0.1 # for what waits for a thread of its own
     MAX_SLACK = 0.25 # for the sidecar to say that a max_hold is over
     LONGEST = 65_536 # the sidecar ends a connection at a longer line
+    MORE = 1.0 # for what the sidecar had no room to write, where much stood unread
     MOST_READ = 64 # such pieces are read at a time by who looks whether the sidecar is silent
     MOST_EARLY = 10_000 # losses that are kept for grants that come after them
     MOST_UNSENT = 1 << 20 # bytes: from there on a sidecar that does not read is asked for nothing more
@@ -555,8 +556,8 @@ module Locksidecar
       until call.done
         now = Locksidecar.now
         if limit && now >= limit
-          synchronize { catch_up }
-          limit = [limit, call.sent.to_f + ANSWER_LIMIT].max # it may have queued here until now
+          unread = synchronize { catch_up }
+          limit = [limit, call.sent.to_f + ANSWER_LIMIT, unread ? now + MORE : 0].max # it may have queued here until now
           raise late(call) unless call.done || now < limit
         else
           till = limit || ping(began, now)
@@ -739,11 +740,13 @@ module Locksidecar
       synchronize do
         catch_up if @ping && now >= @ping.sent + PING_AFTER
         @ping = nil if @ping&.done
-        raise silent if @ping && now >= @ping.sent + PING_AFTER
+        since = [began, @heard, @ping&.sent].compact.max
+        if now >= since + PING_AFTER
+          raise silent if @ping
 
-        since = [began, @heard].max
-        put(@ping = Call.new("keepAlive", {})) if @ping.nil? && now >= since + PING_AFTER
-        (@ping ? @ping.sent : since) + PING_AFTER
+          since = put(@ping = Call.new("keepAlive", {})).sent
+        end
+        since + PING_AFTER
       end
     end
 
@@ -859,9 +862,10 @@ module Locksidecar
       end
     end
 
-    # Carries out what stands in the socket, and would else be read too late: that is no silence of the sidecar.
+    # Carries out what stands in the socket, and would else be read too late: that is no silence of the sidecar. Whether something stood there.
     def catch_up
-      MOST_READ.times { break if @error || take_in != :more }
+      MOST_READ.times { |n| return n.positive? if @error || take_in != :more }
+      true
     end
 
     # Reads a piece of what has come, and carries out its lines. Nil at the end of the connection; :more may have come.

@@ -2,6 +2,9 @@
 
 const { after } = require('./holds.cjs');
 
+// Where this process stood still for longer, the sidecar has so long more to write what is left when the socket is read.
+const MORE = 1_000;
+
 /**
  * How long answers may take. One timer does for all: it stays when a call is answered, as most are long before, and the
  * next one finds it.
@@ -11,6 +14,7 @@ class Limits {
   #over; // called with one that was not answered in time
   #timer;
   #looksAt = Infinity;
+  #stoodStill = false; // before the last look
 
   constructor(calls, over) {
     this.#calls = calls;
@@ -31,8 +35,13 @@ class Limits {
   }
 
   #look() {
-    this.#looksAt = Infinity;
     const now = performance.now();
+    this.#stoodStill = !this.#stoodStill && now - this.#looksAt > MORE;
+    this.#looksAt = Infinity;
+    if (this.#stoodStill) { // the sidecar had no room to write all
+      this.#lookAt(now + MORE);
+      return;
+    }
     for (const call of this.#calls()) {
       if (call.done || call.limit === undefined) {
         continue;

@@ -1,5 +1,6 @@
 // More acquires at a time than the sidecar takes of one session.
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { test } from 'node:test';
 import { LockSidecar } from '../index.js';
 import { Acquires } from '../lib/acquires.cjs';
@@ -45,6 +46,19 @@ test('a sidecar that takes fewer', async (t) => {
   await held.release();
   await Promise.all([...all, ...more]);
   assert.deepEqual(order, numbers(22));
+});
+
+test('answers that a crowd finds unread, after it has stood still, are answers', async (t) => {
+  const { sidecar, client } = await start(t);
+  const held = await client.acquire('a');
+  const all = numbers(500).map(() => client.acquire('a', { wait: 1_000 }));
+  const answers = Promise.allSettled(all);
+  await eventually('they wait', async () => (await sidecar.lock('a')).waiters.length === 500);
+  const { pid } = process;
+  spawnSync('sh', ['-c', `kill -STOP ${pid}; sleep 8; kill -CONT ${pid}`]);
+  const reasons = new Set((await answers).map(({ reason }) => reason.reason));
+  assert.ok(reasons.has('WAIT_TIMEOUT') && !reasons.has('SIDECAR_SILENT'), [...reasons].join());
+  await held.release();
 });
 
 test('who queues in the client gives up, and leaves nothing', async (t) => {

@@ -27,6 +27,13 @@ def sharers(client, n, **options)
   Array.new(n) { Thread.new { client.hold("a", shared: true, **options) { 1 } } }
 end
 
+def refusal
+  yield
+  nil
+rescue Error => e
+  e.reason
+end
+
 # What asks for resources, without a sidecar.
 class Asking
   attr_reader :acquires
@@ -108,6 +115,16 @@ tap_all({
     held.release
     same(2, threads.sum { |thread| thread.join(PATIENCE)&.value.to_i })
     eventually("nothing is left") { sidecar.lock("a").values_at("holders", "waiters").all?(&:empty?) }
+  },
+
+  "answers that a crowd finds unread, after it has stood still, are answers" => lambda {
+    _, client, held = crowded(1000)
+    threads = Array.new(500) { Thread.new { refusal { client.acquire("a", wait: 1) } } }
+    waiters(client, 500)
+    Process.spawn("kill -STOP #{Process.pid}; sleep 8; kill -CONT #{Process.pid}")
+    reasons = threads.map { |thread| thread.join(PATIENCE)&.value }.uniq
+    must(reasons.include?("WAIT_TIMEOUT") && !reasons.include?("SIDECAR_SILENT"), reasons.join(", "))
+    held.release
   },
 
   "who queues in the client goes to the next connection, within its own wait" => lambda {

@@ -7,7 +7,7 @@ use crate::json::Json;
 use crate::state::{line, lock, release_handle, take, tell, tell_again, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
 use crate::sys::{self, now};
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::net::Shutdown;
 use std::ops::Deref;
 use std::os::unix::net::UnixStream;
@@ -24,6 +24,8 @@ pub(crate) const ANSWER_LIMIT: f64 = 5.0;
 const PING_AFTER: f64 = 5.0;
 /// Timers stand still while the machine is suspended; the clock of a hold does not.
 const MAX_LOOK: f64 = 1.0;
+/// Where this process stood still for longer than a look takes, the sidecar had no room to write all: it has so long more for the rest.
+const MORE: f64 = 1.0;
 /// The sidecar ends a connection at a longer line.
 pub(crate) const LONGEST: usize = 65536;
 /// Bytes: from there on a sidecar that does not read is asked for nothing more.
@@ -432,12 +434,25 @@ impl Session {
     fn read_on(self: &Arc<Self>) -> String {
         let mut stream = &self.stream;
         let (mut rest, mut chunk) = (Vec::new(), vec![0; LONGEST]);
+        let (mut looked, mut judged) = (now(), now());
+        let wait = |e: &io::Error| [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind());
         loop {
-            let _ = self.stream.set_read_timeout(Some(Duration::from_secs_f64(self.tick())));
-            match stream.read(&mut chunk) {
+            // What had come by now is read before anything is found to be over by now: it is no silence of the sidecar that this thread
+            // had no turn.
+            let now = now();
+            if now > looked + MAX_LOOK + MORE {
+                judged = now + MORE;
+            }
+            looked = now;
+            let mut came = sys::receive_now(&self.stream, &mut chunk);
+            if matches!(&came, Err(e) if wait(e)) {
+                let _ = self.stream.set_read_timeout(Some(Duration::from_secs_f64(self.tick(now, judged))));
+                came = stream.read(&mut chunk);
+            }
+            match came {
                 Ok(0) => break format!("the connection to the sidecar at {} ended", self.path),
                 Ok(n) => rest.extend_from_slice(&chunk[..n]),
-                Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind()) => continue,
+                Err(e) if wait(&e) => continue,
                 Err(e) => break format!("the connection to the sidecar at {} ended: {e}", self.path),
             }
             let Some(end) = rest.iter().rposition(|b| *b == b'\n') else { continue };
@@ -448,10 +463,9 @@ impl Session {
         }
     }
 
-    /// Notices the ends that have come, of holds and of waits. In so many seconds it must do so again.
-    fn tick(self: &Arc<Self>) -> f64 {
+    /// Notices the ends that had come at a moment, of holds and of waits, but no silence before another. In so many seconds it must do so again.
+    fn tick(self: &Arc<Self>, now: f64, judged: f64) -> f64 {
         tell_again();
-        let now = now();
         let (mut late, mut over, mut ping) = (Vec::new(), Vec::new(), false);
         let mut nearest = now + MAX_LOOK;
         {
@@ -459,7 +473,9 @@ impl Session {
             self.flush(&mut s);
             for hold in s.holds.values().cloned().collect::<Vec<_>>() {
                 let end = s.silent_at(&hold);
-                s.expire(&hold, end);
+                if end <= now {
+                    s.expire(&hold, end);
+                }
                 nearest = nearest.min(end.max(now));
             }
             let quiet = now >= s.heard + PING_AFTER;
@@ -472,8 +488,8 @@ impl Session {
                     nearest = nearest.min(end);
                 }
                 match call.deadline {
-                    Some(deadline) if deadline <= now => late.push(*id),
-                    Some(deadline) => nearest = nearest.min(deadline),
+                    Some(deadline) if deadline.max(judged) <= now => late.push(*id),
+                    Some(deadline) => nearest = nearest.min(deadline.max(judged)),
                     None if quiet && unanswered => late.push(*id),
                     None => ping |= quiet,
                 }

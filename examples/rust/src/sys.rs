@@ -25,6 +25,7 @@ extern "C" {
     #[link_name = "connect"]
     fn connect_to(fd: c_int, address: *const Address, size: c_uint) -> c_int;
     fn send(fd: c_int, data: *const u8, size: usize, flags: c_int) -> isize;
+    fn recv(fd: c_int, data: *mut u8, size: usize, flags: c_int) -> isize;
     fn poll(files: *mut PollFile, number: c_ulong, milliseconds: c_int) -> c_int;
 }
 
@@ -46,6 +47,7 @@ struct PollFile {
 const AF_UNIX: c_int = 1;
 const SOCK_STREAM_NONBLOCK_CLOEXEC: c_int = 0o2_004_001;
 const MSG_DONTWAIT_NOSIGNAL: c_int = 0x4040;
+const MSG_DONTWAIT: c_int = 0x40;
 const POLLOUT: c_short = 4;
 
 const CLOCK_BOOTTIME: c_int = 7;
@@ -142,6 +144,13 @@ pub(crate) fn send_now(stream: &UnixStream, data: &[u8]) -> io::Result<usize> {
     // SAFETY: it reads the slice and nothing else.
     let sent = unsafe { send(stream.as_raw_fd(), data.as_ptr(), data.len(), MSG_DONTWAIT_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives what has come, without waiting.
+pub(crate) fn receive_now(stream: &UnixStream, data: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: it writes to the slice and nothing else.
+    let came = unsafe { recv(stream.as_raw_fd(), data.as_mut_ptr(), data.len(), MSG_DONTWAIT) };
+    usize::try_from(came).map_err(|_| io::Error::last_os_error())
 }
 
 /// Waits until there is room to send, or nothing can be sent any more.

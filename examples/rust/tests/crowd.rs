@@ -74,11 +74,26 @@ fn ends() {
     assert!(held.check().is_err());
 }
 
+/// More answers than one read brings, or the socket has room for, stand unread when this process goes on.
+fn stood_still() {
+    let (_sidecar, client, held) = crowded("1000");
+    let all: Vec<Acquire> = (0..500).map(|_| client.lock("a").wait(Duration::from_secs(1)).begin().unwrap()).collect();
+    waiters(&client, 500);
+    let pid = std::process::id();
+    let stop = format!("kill -STOP {pid}; sleep 8; kill -CONT {pid}");
+    assert!(std::process::Command::new("sh").args(["-c", &stop]).status().unwrap().success());
+    for acquire in all {
+        assert_ne!(acquire.wait().unwrap_err().kind(), Kind::SidecarSilent);
+    }
+    held.release().unwrap();
+}
+
 fn main() {
     tap(vec![
         test("1,500 that wait on one session are served", many),
         test("a sidecar that takes fewer", fewer),
         test("what queues in the client is given up, and leaves nothing", given_up),
         test("the end of the session ends what queues in the client", ends),
+        test("answers that a crowd finds unread, after it has stood still, are answers", stood_still),
     ]);
 }

@@ -26,6 +26,9 @@ final class Core {
   /** After so long without a word, somebody who waits makes the session ask whether the sidecar is there. */
   static final long PING_AFTER = TimeUnit.SECONDS.toNanos(5);
 
+  /** Where a look comes so much too late, what is unread and what the sidecar had no room to write have so long more. */
+  static final long MORE = TimeUnit.SECONDS.toNanos(1);
+
   /** After so long it is tried again to tell the app what there was no thread for. */
   static final long RETRY = TimeUnit.MILLISECONDS.toNanos(100);
 
@@ -350,6 +353,11 @@ final class Core {
   }
 
   // --- time
+
+  /** This process stood still: the sidecar had no room to write all, and has a little longer for the rest. */
+  void standStill() {
+    looksAtCalls = clock.nanoTime() + MORE;
+  }
 
   /** Notices what has come to its end; after how many nanoseconds to look again. */
   long look() {

@@ -41,6 +41,8 @@ final class Session {
   private ByteBuffer in;
   private final byte[] came = new byte[1 << 16];
   private long next; // after how many nanoseconds to look at the clock again
+  private long lookBy = System.nanoTime(); // when that is
+  private boolean stoodStill; // the last look came much later
 
   Session(Path socket, BootClock clock, Executor callbacks, Runnable onDraining) {
     this.socket = socket;
@@ -292,8 +294,9 @@ final class Session {
     if (n < 0) {
       return false;
     }
+    boolean more = !in.hasRemaining(); // it may be what is overdue
     in.flip().get(came, 0, n);
-    next = take(came, n);
+    next = take(came, n, more);
     flush();
     return next >= 0;
   }
@@ -366,14 +369,23 @@ final class Session {
     }
   }
 
-  /** After how many nanoseconds to look at the clock again; negative: it is over. */
-  private long take(byte[] data, int n) {
+  /**
+   * After how many nanoseconds to look at the clock again; negative: it is over. Where more may have come, that is read
+   * first: what stands unread here is no silence of the sidecar.
+   */
+  private long take(byte[] data, int n, boolean more) {
     core.mu.lock();
     try {
       if (n > 0) {
         core.feed(data, n);
       }
-      long next = core.look();
+      long now = System.nanoTime();
+      stoodStill = !stoodStill && now - lookBy > Core.MORE;
+      if (stoodStill) {
+        core.standStill();
+      }
+      long next = more ? 0 : core.look();
+      lookBy = now + next;
       boolean hangsUp = core.end() != null && !core.end().reason().equals(Loss.CLOSED);
       return hangsUp ? -1 : next;
     } finally {

@@ -388,7 +388,7 @@ final class ContractCase implements AutoCloseable {
   }
 
   /** This process stands still, and all its threads. */
-  private static void stop(long time) throws IOException, InterruptedException {
+  static void stop(long time) throws IOException, InterruptedException {
     long pid = ProcessHandle.current().pid();
     String command = "kill -STOP " + pid + "; sleep " + time / 1000.0 + "; kill -CONT " + pid;
     assertEquals(0, new ProcessBuilder("sh", "-c", command).start().waitFor());
