@@ -1,6 +1,7 @@
 'use strict';
 
 const os = require('node:os');
+const { performance } = require('node:perf_hooks');
 
 // os.uptime() reads a file. It is asked again after so long, or when the wall clock has moved against
 // the precise one by so much, as a suspend moves it. Both in milliseconds.
@@ -14,13 +15,13 @@ let apart = 0; // how far the wall clock was from that then
 /**
  * The boot time of this machine in milliseconds: it goes on while the machine
  * is suspended, and nobody can set it. Node has no CLOCK_BOOTTIME. os.uptime()
- * is that clock in steps of 10 ms, process.hrtime() the precise one that stops
+ * is that clock in steps of 10 ms, performance.now() the precise one that stops
  * in suspend; the difference that both ever showed makes one of them. It is up
  * to 10 ms behind, and when it catches up, holds only end earlier. A suspend is seen at
  * once, or within LOOK_AFTER where somebody has set the wall clock back by just as much.
  */
 function now() {
-  const running = Number(process.hrtime.bigint()) / 1e6;
+  const running = performance.now();
   const wall = Date.now() - running;
   if (running - looked > LOOK_AFTER || Math.abs(wall - apart) > MOVED) {
     asleep = Math.max(asleep, os.uptime() * 1e3 - running);
@@ -34,7 +35,7 @@ function now() {
  * noticed yet. Good for the moment before a request and for timers, never for whether a hold is over.
  */
 function early() {
-  return Number(process.hrtime.bigint()) / 1e6 + asleep;
+  return performance.now() + asleep;
 }
 
 now(); // so that `asleep` is known

@@ -85,8 +85,7 @@ class Holds {
 
   /** When a hold ends by what was asked for, or by its handle where it is attached. */
   #limit({ maxHold }, { countedAt, endsIn }) {
-    const lefts = [maxHold, endsIn].filter((left) => left !== undefined && left !== null);
-    return Math.min(...lefts.map((left) => this.until(countedAt, left)));
+    return Math.min(maxHold ? this.until(countedAt, maxHold) : Infinity, endsIn ? this.until(countedAt, endsIn) : Infinity);
   }
 
   leave(hold) {
@@ -133,7 +132,9 @@ class Holds {
 
   /** No acquire is on its way any more. */
   forgetEarly() {
-    this.#early.clear();
+    if (this.#early.size > 0) { // to clear an empty one makes garbage
+      this.#early.clear();
+    }
   }
 
   /** Marks a hold as lost where its end is over. */

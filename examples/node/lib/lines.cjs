@@ -5,6 +5,7 @@ const { StringDecoder } = require('node:string_decoder');
 const { SidecarError, fromConnection } = require('./errors.cjs');
 
 const READ_SIZE = 65_536;
+const NEWLINE = 10;
 
 /**
  * Connects to the sidecar, and speaks lines of JSON. `line` gets each that comes;
@@ -37,9 +38,21 @@ function connect(path, line, ended) {
       takeLine(one);
     }
   };
-  const decoder = new StringDecoder('utf8');
+  // A piece that ends with a line ends with a whole character, and needs no decoder unless the one before did.
+  let decoder;
+  const decode = (n, buffer) => {
+    if (!decoder && buffer[n - 1] === NEWLINE) {
+      return buffer.toString('utf8', 0, n);
+    }
+    decoder ??= new StringDecoder('utf8');
+    const text = decoder.write(buffer.subarray(0, n));
+    if (buffer[n - 1] === NEWLINE) {
+      decoder = undefined;
+    }
+    return text;
+  };
   // One buffer for all that comes: Node would make one of 64 KiB each time, and collect it.
-  const onread = { buffer: Buffer.allocUnsafeSlow(READ_SIZE), callback: (n, buffer) => take(decoder.write(buffer.subarray(0, n))) };
+  const onread = { buffer: Buffer.allocUnsafeSlow(READ_SIZE), callback: (n, buffer) => take(decode(n, buffer)) };
   const socket = net.connect({ path, onread });
   socket.on('error', (err) => { problem ??= fromConnection(path, err); });
   socket.on('close', () => ended(problem ?? fromConnection(path)));

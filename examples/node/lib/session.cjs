@@ -40,6 +40,15 @@ class Session {
   #holds = new Holds(this.#acquires, () => this.#ref());
   #limits = new Limits(() => [...this.#calls.values(), ...this.#acquires.queued], (call) => this.#late(call));
   #lastId = 0;
+  #written = 0; // requests that the kernel has
+  #wrote = (err) => { // one function for all writes, which end in their order: one for each costs more than the rest of the write
+    if (err) {
+      this.#failed ??= this.#written + 1;
+    } else {
+      this.#written++;
+    }
+  };
+  #failed; // the id of the first one that it did not get
   #keepsAlive; // timer of a session with a ttl
   #listens = false; // for a sidecar that is silent
   #heard = false; // since the last look
@@ -92,30 +101,26 @@ class Session {
     } else {
       this.#limits.set(call, Math.max(0, ask.deadline - early()) + ANSWER_LIMIT);
     }
-    try {
-      return (await this.#answer(call)).lock;
-    } catch (err) {
-      if (call.unsent && err?.reason === 'SIDECAR_GONE') {
-        return undefined;
-      }
-      throw err;
-    } finally {
-      clearTimeout(call.due);
-      off?.();
-    }
+    const answer = await this.#answer(call);
+    clearTimeout(call.due);
+    off?.();
+    return answer.error?.reason === 'SIDECAR_GONE' && this.#isUnsent(call) ? undefined : unwrap(answer).lock;
   }
 
-  /** The sidecar carries it out in any case, be it late, as long as the session lasts. */
-  async release(hold) {
+  /** The sidecar carries it out in any case, be it late, as long as the session lasts. Throws at once, or gives a promise. */
+  release(hold) {
     this.#holds.expire(hold, hold.silentAt());
+    this.#awaited++; // the request keeps this process alive, as what was held did
     this.#holds.leave(hold);
+    this.#awaited--;
     if (hold.problem) { // the sidecar may be what is broken: it reads this when it is well again
       if (!this.error) {
         this.#send('release', { lockId: hold.id });
       }
+      this.#ref();
       throw hold.problem.again();
     }
-    await this.#ask('release', { lockId: hold.id }, { about: hold });
+    return this.#ask('release', { lockId: hold.id }, { about: hold });
   }
 
   /** Releases what is done once, and says how it ended. */
@@ -181,16 +186,23 @@ class Session {
   // Requests.
 
   #send(kind, body, call = {}) {
-    call.id = `${++this.#lastId}`;
-    call.sent = early();
-    call.done = false;
-    const line = `{"requestId":"${call.id}","${kind}":${JSON.stringify(body)}}\n`;
+    const id = this.#lastId + 1;
+    const line = `{"requestId":"${id}","${kind}":${JSON.stringify(body)}}\n`;
     if (3 * line.length > LONGEST_LINE && Buffer.byteLength(line) > LONGEST_LINE) {
       throw new SidecarError('INVALID_REQUEST', `the request is longer than ${LONGEST_LINE} bytes`, { metadata: { field: kind } });
     }
-    this.#calls.set(call.id, call);
-    this.#lines.write(line, (err) => { call.unsent = Boolean(err); });
+    this.#lastId = id; // as many as were written
+    call.id = id;
+    call.sent = early();
+    call.done = false;
+    this.#calls.set(id, call);
+    this.#lines.write(line, this.#wrote);
     return call;
+  }
+
+  /** Whether the sidecar cannot have read it. */
+  #isUnsent(call) {
+    return call.id === undefined || this.#failed <= call.id;
   }
 
   /** Sends one that is on its way for Acquires. What it may wait is counted from its call. */
@@ -231,32 +243,31 @@ class Session {
     }
     const call = this.#send(kind, body, more);
     this.#limits.set(call, ANSWER_LIMIT);
-    return await this.#answer(call);
+    return unwrap(await this.#answer(call));
   }
 
-  async #answer(call) {
-    this.#awaited++;
-    this.#ref();
-    const answer = await new Promise((resolve) => {
-      call.settle = resolve;
+  /** A promise of the answer, be it an error. */
+  #answer(call) {
+    return new Promise((resolve) => {
       if (call.done) {
         resolve(call.answer);
+        return;
       }
+      call.settle = resolve;
+      this.#awaited++;
+      this.#ref();
     });
-    this.#awaited--;
-    this.#ref();
-    if ('error' in answer) { // an app may abort with any reason, such as null
-      const { error } = answer;
-      throw error instanceof SidecarError ? error.again() : error;
-    }
-    return answer;
   }
 
   #finish(call, answer) {
     if (!call.done) {
       call.done = true;
       call.answer = answer;
-      call.settle?.(answer);
+      if (call.settle) {
+        call.settle(answer);
+        this.#awaited--;
+        this.#ref();
+      }
     }
   }
 
@@ -280,7 +291,7 @@ class Session {
     this.#finish(call, { error });
     if (!this.#acquires.drop(call)) {
       call.abandoned = true; // a grant that crosses the cancel is released; what was attached is detached again by the cancel
-      this.#send('cancel', { requestId: call.id });
+      this.#send('cancel', { requestId: `${call.id}` });
     }
   }
 
@@ -350,7 +361,7 @@ class Session {
       }
       return;
     }
-    const call = this.#calls.get(m.requestId);
+    const call = this.#calls.get(Number(m.requestId));
     if (!call) {
       return;
     }
@@ -474,10 +485,19 @@ class Session {
     const [calls, { queued }] = [[...this.#calls.values()], this.#acquires];
     this.#calls.clear();
     this.#holds.end({ reason: lostReason, message: err.message });
-    queued.forEach((call) => { call.unsent = true; });
+    queued.forEach((call) => { call.id = undefined; }); // also of one that the sidecar had refused
     [...calls, ...queued].forEach((call) => this.#finish(call, { error: call.about?.problem ?? err }));
     return true;
   }
+}
+
+/** Called by an async function, so that the stack leads to who called that. */
+function unwrap(answer) {
+  if ('error' in answer) { // an app may abort with any reason, such as null
+    const { error } = answer;
+    throw error instanceof SidecarError ? error.again() : error;
+  }
+  return answer;
 }
 
 module.exports = { ANSWER_LIMIT, Session };

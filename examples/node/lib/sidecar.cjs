@@ -70,12 +70,14 @@ class LockSidecar {
     await this.#session();
   }
 
-  async acquire(resource, options = {}) {
-    return await this.#take(readAcquire(resource, options), options.signal);
+  acquire(resource, options = {}) {
+    return this.#take(readAcquire, resource, options);
   }
 
   /** On a new session again, as long as the end of the last one was not noticed before. What was not sent is no loss. */
-  async #take(ask, signal) {
+  async #take(read, what, options) {
+    const ask = read(what, options);
+    const { signal } = options;
     signal?.throwIfAborted();
     let session = this.#last.session;
     for (;;) {
@@ -89,8 +91,8 @@ class LockSidecar {
     }
   }
 
-  async attach(handle, options = {}) {
-    return await this.#take(readAttach(handle, options), options.signal);
+  attach(handle, options = {}) {
+    return this.#take(readAttach, handle, options);
   }
 
   async holdAttached(handle, options, work) {
