@@ -21,9 +21,10 @@ import locksidecar
 from locksidecar import Client, Mode, NoSidecar
 from locksidecar._clock import SidecarClock, boot_time
 from locksidecar._call import Call
-from locksidecar._core import MAX_LOOK, Core
+from locksidecar._core import Core
 from locksidecar._errors import from_status
 from locksidecar._hold import Hold
+from locksidecar._holds import MAX_LOOK
 from locksidecar._model import Wanted
 
 
@@ -198,7 +199,7 @@ def test_a_loss_of_what_is_held_counts_for_a_grant_that_comes_after_it() -> None
 
 
 def test_losses_that_nobody_waits_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("locksidecar._core._MOST_EARLY", 3)
+    monkeypatch.setattr("locksidecar._holds._MOST_EARLY", 3)
     sidecar = OneSidecar()
     call = sidecar.ask()
     for n in range(9, 0, -1):  # that of its own grant is the latest
@@ -206,9 +207,9 @@ def test_losses_that_nobody_waits_for_are_bounded(monkeypatch: pytest.MonkeyPatc
         sidecar.event(
             "lost", lockId=f"l{n}", resource="r", fence="1", reason="FORCED", grace="2s", message="m", countedAt=now
         )
-    assert len(sidecar.core._early) == 3
+    assert len(sidecar.core.early) == 3
     assert sidecar.answer_grant(call, 50.0, boot_time()).problem is not None
-    assert not sidecar.core._early
+    assert not sidecar.core.early
 
 
 @pytest.mark.parametrize(("margin", "slack"), [(0.0, 0.0), (0.1, 0.05), (60.0, 0.25)])

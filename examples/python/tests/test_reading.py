@@ -20,6 +20,7 @@ from test_parts import OneSidecar
 
 import locksidecar
 from locksidecar import Client
+from locksidecar._call import Call
 from locksidecar._clock import boot_time
 from locksidecar._core import Core
 from locksidecar._hold import Hold
@@ -176,7 +177,7 @@ def test_a_task_that_comes_when_the_session_has_just_ended(own_sidecar: Callable
         assert ended._thread is not None
         ended._thread.join(PATIENCE)
         ended._reading.left = True  # as where callers read when it ended
-        call = ended.prepare(client.lock("r")._wanted(None, "thread", threading.current_thread()))
+        call = Call("acquire", wanted=client.lock("r")._wanted(None, "thread", threading.current_thread()))
 
         async def main() -> None:
             ended.core.post(call)

@@ -17,7 +17,7 @@ class AsyncLostEvent(asyncio.Event):
         self._hold = hold
         self._home = home
         with hold.session.mutex:
-            hold.listeners.append(self._tell)
+            hold.listen(self._tell)
         if hold.problem is not None:  # lost before anybody could listen
             self.set()
 
@@ -50,7 +50,7 @@ class Canceller:
         self._loop = asyncio.get_running_loop()
         self._cancelled = self._over = False
         with hold.session.mutex:
-            hold.listeners.append(self._tell)
+            hold.listen(self._tell)
         if hold.problem is not None:
             self._tell()
 

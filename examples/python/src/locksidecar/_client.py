@@ -232,18 +232,18 @@ class Client:
         """
         self.session()
 
+    def ready(self) -> Session | None:
+        """The session, if it is open."""
+        session = self._session
+        return None if session is None or session.core.error is not None or session.pid != os.getpid() else session
+
     def session(self) -> Session:
         """The session, opened if need be."""
-        session = self._session
-        if session is None or session.error is not None or session.pid != os.getpid():
-            session = self._open()
-        return session
+        return self.ready() or self._open()
 
     async def session_async(self) -> Session:
-        session = self._session
-        if session is None or session.error is not None or session.pid != os.getpid():
-            session = await asyncio.shield(self._open_async())
-        return session
+        session = self.ready()
+        return session if session is not None else await asyncio.shield(self._open_async())
 
     def _open_async(self) -> asyncio.Future[Session]:
         """One opening for all tasks of a loop.

@@ -28,6 +28,12 @@ class SidecarClock:
         if sent - counted_at > self._difference:
             self._difference = sent - counted_at
 
+    def granted(self, sent: float, counted_at: float, left: float) -> float:
+        """Both at once, for what is asked for most."""
+        if sent - counted_at > self._difference:
+            self._difference = sent - counted_at
+        return counted_at + self._difference + left
+
     def until(self, counted_at: float, left: float) -> float:
         """The moment on our clock at which `left`, counted at `counted_at`, is over."""
         return counted_at + self._difference + left

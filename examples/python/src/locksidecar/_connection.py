@@ -25,7 +25,8 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from ._call import Call
-from ._core import MAX_LOOK, Core
+from ._core import Core
+from ._holds import MAX_LOOK
 from ._errors import LockLost, LockSidecarError, SessionClosed, SidecarGone, SidecarSilent
 from ._reading import Reading, readable, ready
 from ._socket import connect
@@ -34,6 +35,8 @@ from ._socket import connect
 STORE_LIMIT = 2.0
 PATIENCE = 3.0
 _OPEN_TIMEOUT = 5.0
+_MOST = (65536,)
+_AT_ONCE = (socket.MSG_DONTWAIT,)
 
 
 class Connection:
@@ -48,14 +51,12 @@ class Connection:
         self._sending = False  # in a thread, what the sidecar did not take at once
         self._untold: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # which reads at this moment
         self._in = connect(path)
         self._reading = Reading(self._in)
         try:
-            if self._reading.shared:
-                self._in.setblocking(False)
             self._out = self._in.dup()  # for who sends, and never waits
-            self._out.setblocking(False)
+            if not self._reading.shared:
+                self._out.setblocking(False)
             _sessions.add(self)
             self._open(name, metadata)
         except BaseException:  # an interrupt, too
@@ -104,14 +105,18 @@ class Connection:
                     callback()
 
     def _read(self) -> None:
+        reading = self._reading
         while self.core.error is None and self.pid == os.getpid():
-            if self._reading.left:
-                self._reading.wait()
+            if reading.left:
+                reading.wait()
             with self.mutex:
                 timeout = self.core.look()
-                if self._reading.left and self.core.error is None:
-                    self._reading.come_back()
+            if reading.left:
+                if self.core.error is None and not reading.wanted():
                     continue
+                with reading.turn, self.mutex:
+                    reading.come_back()
+            with self.mutex:
                 if self._retired:
                     self.retire()
             if self._untold:
@@ -153,9 +158,9 @@ class Connection:
             return b""
 
     def _receive_now(self) -> bytes:
-        """Read what is there into the inbox, in one step for signals. The mutex is held."""
+        """Read what is there into the inbox, in one step for signals. The mutex is held, and the turn where callers read."""
         inbox = self.core.inbox
-        inbox.extend(map(self._in.recv, (65536,)))
+        inbox.extend(map(self._in.recv, _MOST, _AT_ONCE))
         return inbox[-1]
 
     def _pump(self, timeout: float | None) -> None:
@@ -176,13 +181,31 @@ class Connection:
                 core.end(e, "SIDECAR_GONE", e.message)
             if self._retired:
                 self.retire()
-            if core.error is None:
+            if core.error is None and self._thread is not None:
                 self._reading.leave(core.answers - answers, core.others - others, core.due)
 
-    def _take_own(self, home: object) -> bool:
-        """Read answers to this call, or to tasks of this loop, if it is the turn of callers. False: the thread is to read."""
+    def _read_own(self, call: Call) -> None:
+        """Read the answer to a call, if callers read and it comes soon. What else comes the thread takes."""
         reading, core = self._reading, self.core
-        with self.mutex:
+        reading.turns += 1
+        with reading.turn:
+            if reading.left:
+                try:
+                    core.inbox.extend(map(self._in.recv, _MOST))  # in one step for signals
+                except OSError:  # it does not come soon, or never
+                    pass
+                else:
+                    with self.mutex:
+                        core.take_own(call)
+                        if core.outbox[0]:
+                            self._flush()
+        if not call.done or core.calls:
+            reading.call()
+
+    def _take_what_is_there(self, home: object) -> bool:
+        """Read the answer to a call, or to tasks of a loop, and do not wait for it. False: the thread is to read."""
+        reading = self._reading
+        with reading.turn, self.mutex:
             if not reading.left:
                 return False
             reading.turns += 1
@@ -192,8 +215,8 @@ class Connection:
                 return True
             except OSError:
                 return False
-            taken = core.take_own(home)
-            if taken and core.due:
+            taken = self.core.take_own(home)
+            if self.core.outbox[0]:
                 self._flush()
             return taken
 
@@ -210,26 +233,23 @@ class Connection:
                     reading.call()
 
     def _take_own_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        with self.mutex:
-            self._loop = loop
-            try:
-                taken = self.pid == os.getpid() and self._take_own(loop)
-            finally:
-                self._loop = None
+        taken = self.pid == os.getpid() and self._take_what_is_there(loop)
         if not taken:
             self._reading.call()
         return taken
 
     def _flush(self) -> bool:
         """Send what the sidecar takes now; whether the rest has to wait until it reads. The mutex is held."""
+        core = self.core
         while True:
-            data, written, _ = self.core.outbox
-            sent = sum(written)
+            data, written, queued = core.outbox
+            sent = sum(written) if written else 0
             if sent == len(data):
+                core.outbox = b"", [], queued
                 return False
             try:
                 # In one step for signals: what was sent is noted, whatever interrupts.
-                written.extend(map(self._out.send, (memoryview(data)[sent:] if sent else data,)))
+                written.extend(map(self._out.send, (memoryview(data)[sent:] if sent else data,), _AT_ONCE))
             except BlockingIOError:
                 self._send_later()
                 return True
@@ -257,11 +277,20 @@ class Connection:
                 self._sending = waits
 
     def _post(self, call: Call) -> None:
+        """Send a request. RuntimeError: a signal handler has interrupted another of its own thread."""
+        if self._interrupted():
+            raise RuntimeError("this signal handler has interrupted a request of its own thread: ask in another thread")
         with self.mutex:
             self.core.post(call)
             self._flush()
 
+    def _unread(self) -> bool:
+        """Whether something came that nobody has read yet: so long nobody says that the sidecar is silent."""
+        return bool(self.core.inbox) or self._reading.shared and readable(self._in, 0.0)
+
     def _tick(self) -> None:
+        if self._unread():
+            return
         with self.mutex:
             if self.pid == os.getpid():
                 self.core.waited()
@@ -270,10 +299,10 @@ class Connection:
     def _interrupted(self) -> bool:
         """Whether a signal handler runs here while this very thread is in the middle of a request.
 
-        It holds the mutex: who reads has to wait for it, and so would the handler, for ever.
+        It has the mutex, or the turn: who reads has to wait for it, and so would the handler, for ever.
         """
-        owned: bool = self.mutex._is_owned()  # type: ignore[attr-defined] # as threading.Condition asks
-        return owned
+        # As threading.Condition asks.
+        return self.mutex._is_owned() or self._reading.turn._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     # Ends.
 
@@ -284,6 +313,7 @@ class Connection:
             if not self.core.end(SessionClosed(message), "SESSION_CLOSED", message):
                 return
             self._hang_up(socket.SHUT_WR)
+        self._reading.call()
         thread = self._thread
         if thread is None:
             self._read_on(timeout)

@@ -1,43 +1,30 @@
 """The protocol of one session, without any input or output.
 
 Bytes that the sidecar sent go in by `feed`; what is to be sent comes out of `outbox`.
-In between stand the rules of the API: which answer is whose, what is held and until
-when, what is lost. There is no socket, no thread and no lock here: a shell (see
+In between stand the rules of the API: which answer is whose, who queues, what an answer
+does to what is held (see _holds.py). There is no socket, no thread and no lock here: a shell (see
 _connection.py) guards each call with one mutex, and moves the bytes. So threads, tasks,
 forks and signals meet the same rules.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections.abc import Mapping
 from typing import Any
 
-from ._call import Call, decode, release_of
-from ._clock import SidecarClock, boot_time
-from ._errors import (
-    LockLost,
-    LockSidecarError,
-    NotHolder,
-    SidecarGone,
-    SidecarSilent,
-    from_status,
-)
+from ._call import PLAIN_RELEASE, RELEASED, Call, decode, release_of
+from ._clock import boot_time
+from ._errors import LockLost, LockSidecarError, NotHolder, SidecarGone, SidecarSilent, from_status
 from ._hold import Hold
-from ._model import MODES, Wanted, seconds
+from ._holds import Holds
+from ._model import Wanted, seconds
 
-# How long the sidecar may take at most to say that max_hold is over, see Hold.silent_at.
-_MAX_SLACK = 0.25
-# A clock that goes on in suspend is looked at this often: timers stand still meanwhile.
-MAX_LOOK = 1.0
 # So many acquires of one session the sidecar takes at a time, by default.
 _MAX_ASKING = 1000
 # From here on an acquire queues here if another for the same resource is on its way. A
 # resource of which none is still gets through: its holder may wait for nothing else.
 _FEW_ASKING = 800
-# So many losses are kept for grants that come after them.
-_MOST_EARLY = 10_000
 # After so long without a word a waiter asks whether the sidecar is there, and after so
 # long without an answer it takes it for frozen.
 PING_AFTER = 5.0
@@ -49,41 +36,29 @@ def _turn(call: Call) -> tuple[bool, int]:
     return call.wanted is not None and call.wanted.wait != 0, call.place
 
 
-class Core:
+class Core(Holds):
     def __init__(self, mutex: Any) -> None:
-        self.mutex = mutex  # of the shell, for those who look at a hold
+        super().__init__(mutex)
         # What is to be sent, how many bytes of it the system took, each time, and how many
         # were ever put in. One attribute: an interrupt finds the old values or the new ones.
         self.outbox: tuple[bytes, list[int], int] = (b"", [], 0)
         self.error: LockSidecarError | None = None  # why the session ended
         self.id = ""
-        self.jeopardy = False
         self.draining = False
-        self.margin = 0.0
-        self.holds: dict[str, Hold] = {}
         self.calls: dict[str, Call] = {}
         self.limit = _MAX_ASKING
         self._few = _FEW_ASKING
-        self._asking: dict[tuple[str, ...], int] = {}  # acquires on their way, by what they ask for
         self._waiting: list[Call] = []  # acquires that queue here, by their places
         self._stuck = False  # for none of them there is room as long as few are asked for, and what they want is
         self._places = 0
         self.inbox: list[bytes] = []  # what came and was not taken yet
         self._rest = b""  # half a line
         self.answers = self.others = 0  # how many lines of both kinds were taken
-        self._clock = SidecarClock()
-        self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
-        self._early: dict[str, LockLost] = {}  # losses, for grants that come after them
         self._last_id = 0
         self._silent = 0.0  # for how long a ping has had no answer
         self._quiet = 0.0  # for how long nothing was heard
         self._waited_at = 0.0
         self._ping: Call | None = None
-        self._look_at = math.inf  # no hold ends before that without a word
-
-    @property
-    def slack(self) -> float:
-        return min(_MAX_SLACK, self.margin / 2)
 
     @property
     def due(self) -> bool:
@@ -109,26 +84,25 @@ class Core:
     def _queue(self, call: Call) -> None:
         assert call.wanted is not None
         insort(self._waiting, call, key=_turn)
-        self._stuck = self._stuck and call.wanted.resources in self._asking
+        self._stuck = self._stuck and call.wanted.resources in self.asking
 
     def _crowded(self, wanted: Wanted) -> bool:
         total = len(self.calls)
-        return total >= self._few and (total >= self.limit or wanted.resources in self._asking)
+        return total >= self._few and (total >= self.limit or wanted.resources in self.asking)
 
     def _send(self, call: Call) -> None:
-        self._last_id += 1
-        call.id = id_ = str(self._last_id)
-        call.sent = boot_time()
-        line = call.line()
-        if call.wanted is not None:
-            self._asking[call.wanted.resources] = self._asking.get(call.wanted.resources, 0) + 1
+        self._last_id = number = self._last_id + 1
+        line = call.line(number, boot_time())
+        wanted = call.wanted
+        if wanted is not None:
+            self.asking[wanted.resources] = self.asking.get(wanted.resources, 0) + 1
         data, written, call.start = self.outbox
         try:
-            self.calls[id_] = call
-            self.outbox = (data[sum(written) :] + line, [], call.start + len(line))
+            self.calls[call.id] = call
+            self.outbox = (data[sum(written) :] + line if data else line, [], call.start + len(line))
         except BaseException:  # an interrupt
             if self.outbox[2] == call.start:
-                self.calls.pop(id_, None)
+                self.calls.pop(call.id, None)
             raise
 
     def release(self, call: Call, entry: Call) -> None:
@@ -139,14 +113,6 @@ class Core:
         """
         self.post(call)
         self.left(entry)
-
-    def left(self, entry: Call) -> None:
-        """An app has left what it has entered."""
-        hold = entry.hold
-        assert hold is not None
-        if hold.entered <= {entry}:
-            self.holds.pop(hold.lock_id, None)
-        hold.entered.discard(entry)
 
     def keep_no_handle(self, call: Call) -> None:
         """Nobody gets the handle of what was to be detached: see that it is free, now or when the answer has come."""
@@ -219,6 +185,10 @@ class Core:
         own: list[tuple[Call, Mapping[str, Any]]] = []
         calls = self.calls
         try:
+            if isinstance(home, Call) and data.startswith(home.head) and self._take_plain(home, data):
+                self._quiet = self._silent = 0.0
+                inbox.clear()
+                return True
             for line in data[:-1].split(b"\n"):
                 m = decode(line)
                 call = calls[m["requestId"]]
@@ -256,13 +226,28 @@ class Core:
             self._take_answer(call, m)
         self._next()
 
+    def _take_plain(self, call: Call, data: bytes) -> bool:
+        """Take the answer to this call, if it is one that most calls get. False: it is not."""
+        if call.wanted is not None:
+            if not self.granted_plainly(call, data):
+                return False
+        elif call.kind == "release" and data[len(call.head) :] == PLAIN_RELEASE:
+            call.answer = RELEASED
+        else:
+            return False
+        self._done(call)
+        return True
+
     def _take_answer(self, call: Call, m: Mapping[str, Any]) -> None:
-        self.answers += 1
         if granted := m.get("granted"):
             self._granted(call, granted)
         elif "released" not in m:
             self._answered(call, m)
         call.answer = m
+        self._done(call)
+
+    def _done(self, call: Call) -> None:
+        self.answers += 1
         call.finish()
         self.calls.pop(call.id, None)
         if call.wanted is not None:
@@ -270,18 +255,17 @@ class Core:
 
     def _asked(self, wanted: Wanted) -> None:
         """It was answered."""
-        asking = self._asking
-        left = asking.get(wanted.resources, 0) - 1
-        if left > 0:
+        asking = self.asking
+        if not self.calls:
+            asking.clear()  # also what an interrupt has left
+            self._stuck = False
+        elif (left := asking.get(wanted.resources, 0) - 1) > 0:
             asking[wanted.resources] = left
         else:
             asking.pop(wanted.resources, None)
             self._stuck = False
-        if not self.calls:
-            asking.clear()  # what an interrupt has left
-            self._stuck = False
-        if not asking:
-            self._early.clear()
+        if self.early and not asking:
+            self.early.clear()
 
     def _next(self) -> None:
         """Send what has queued here, as far as there is room."""
@@ -302,16 +286,9 @@ class Core:
         if opened := m.get("opened"):
             self.id = str(opened["sessionId"])
             self.margin = seconds(opened.get("leaseMargin"))
-            self._clock.answered(call.sent, seconds(opened["countedAt"]))
+            self.clock.answered(call.sent, seconds(opened["countedAt"]))
         elif changed := m.get("downgraded") or m.get("extended"):
-            counted_at, hold = seconds(changed["countedAt"]), call.about
-            self._clock.answered(call.sent, counted_at)
-            assert hold is not None
-            hold.mode = MODES[changed["mode"]]
-            if "extended" in m:
-                hold.limit = self._limit(counted_at, seconds(call.body["maxHold"]), changed.get("endsIn"))
-                hold.until = max(hold.until, self._clock.until(counted_at, seconds(changed["validFor"])))
-                self._ends(hold)
+            self.changed(call, changed)
         elif detached := m.get("detached"):
             self._detached(call, detached)
 
@@ -325,38 +302,13 @@ class Core:
         if call.abandoned:
             self.post(Call("releaseHandle", {"handle": m["handle"]}))
 
-    def _limit(self, counted_at: float, max_hold: float | None, ends_in: Any) -> float | None:
-        """When the first of these is over, which were counted then; None: there are none."""
-        lefts = (max_hold, seconds(ends_in) if ends_in else None)
-        return min((self._clock.until(counted_at, left) for left in lefts if left is not None), default=None)
-
     def _granted(self, call: Call, m: Mapping[str, Any]) -> None:
-        wanted = call.wanted
-        assert wanted is not None
-        if call.hold is not None and call not in call.hold.entered:
-            return  # an interrupt came between the grant and its caller, who has given it up
-        clock, counted_at, lock_id = self._clock, seconds(m["countedAt"]), m["lockId"]
-        clock.answered(call.sent, counted_at)
-        hold = self.holds.get(lock_id)
-        if hold is None:
-            hold = self.holds[lock_id] = Hold(self, m)
-        else:
-            hold.mode = MODES[m["mode"]]
-        hold.entered.add(call)
-        call.hold = hold
-        hold.until = max(hold.until, clock.until(counted_at, seconds(m["validFor"])))
-        if hold.counted_at <= self._news[0]:
-            self._prolong(hold)  # news may overtake the grant
-        ends_in = m.get("endsIn")
-        if wanted.max_hold is not None or ends_in:
-            limit = self._limit(counted_at, wanted.max_hold, ends_in)
-            hold.limit = limit if hold.limit is None or limit is None else min(hold.limit, limit)
-        self._ends(hold)
-        if self._early and (early := self._early.get(lock_id)):
-            self.lose(hold, early)
-        if call.abandoned and wanted.handle:
+        assert call.wanted is not None
+        if self.granted(call, m):
+            return
+        if call.wanted.handle:
             self.left(call)  # it has been cancelled
-        elif call.abandoned:
+        else:
             self.release(release_of(call), call)
 
     def _refused(self, call: Call, error: LockSidecarError) -> None:
@@ -387,57 +339,13 @@ class Core:
 
     def _event(self, event: Mapping[str, Any]) -> None:
         if lease := event.get("lease"):
-            counted_at = seconds(lease["countedAt"])
-            self._news = counted_at, self._clock.until(counted_at, seconds(lease["validFor"]))
-            for hold in self.holds.values():
-                self._prolong(hold)
-            self.jeopardy = bool(lease.get("jeopardy"))
+            self.leased(lease)
         elif lost := event.get("lost"):
-            problem = LockLost(
-                f"the lock on {lost['resource']!r} is lost: {lost['message']}",
-                lost_reason=str(lost["reason"]),
-                resource=str(lost["resource"]),
-                fence=int(lost["fence"]),
-                grace_end=self._clock.until(seconds(lost["countedAt"]), seconds(lost["grace"])),
-            )
-            known = self.holds.get(lost["lockId"])
-            if known is not None:
-                self.lose(known, problem)
-            else:
-                self._remember(lost["lockId"], problem)
+            self.told(lost)
         elif "draining" in event:
             self.draining = True
 
-    def _prolong(self, hold: Hold) -> None:
-        """News are for what was held when they were counted: not for what was over, or granted later."""
-        counted_at, until = self._news
-        if hold.counted_at <= counted_at and self._clock.until(counted_at, 0) < hold.until:
-            hold.until = max(hold.until, until)
-
     # Ends.
-
-    def lose(self, hold: Hold, problem: LockLost) -> None:
-        hold.lose(problem)
-        self.holds.pop(hold.lock_id, None)
-        self._remember(hold.lock_id, problem)  # who re-enters it may have a grant on its way
-
-    def _remember(self, lock_id: str, problem: LockLost) -> None:
-        if self._asking:
-            self._early[lock_id] = problem
-            if len(self._early) > _MOST_EARLY:
-                del self._early[next(iter(self._early))]  # the oldest
-
-    def silence(self, hold: Hold) -> None:
-        """Its end is there and nothing was heard."""
-        if hold.limit is not None and hold.silent_at() >= hold.limit:
-            lost_reason, message, grace = "MAX_HOLD", "it was held longer than its max_hold", 0.0
-        else:
-            lost_reason, message = "SIDECAR_SILENT", "the sidecar was not heard of in time"
-            grace = hold.end() + self.margin
-        self.lose(
-            hold,
-            LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason, grace_end=grace),
-        )
 
     def end(self, error: LockSidecarError, lost_reason: str, message: str) -> bool:
         """End the session, once: everything is lost, and nobody waits any more."""
@@ -449,34 +357,13 @@ class Core:
         data, written, queued = self.outbox
         sent = queued - len(data) + sum(written)
         waiting = [*self.calls.values(), *self._waiting]
-        self.calls, self._waiting, self._asking = {}, [], {}
+        self.calls, self._waiting, self.asking = {}, [], {}
         for call in waiting:
             call.unsent = not call.id or call.start >= sent
             call.finish(error.again())
         return True
 
     # Time.
-
-    def look(self) -> float | None:
-        """Notice the ends that have come. When to look again, in seconds; None: when something is granted.
-
-        One look at all holds tells when the next is due: each that is read would be too many.
-        """
-        if not self.holds:
-            return None
-        now = boot_time()
-        if self._look_at <= now:
-            self._look_at = math.inf
-            for hold in list(self.holds.values()):
-                if hold.silent_at() <= now:
-                    self.silence(hold)
-                else:
-                    self._ends(hold)
-        return max(0.001, min(self._look_at, now + MAX_LOOK) - now) if self.holds else None
-
-    def _ends(self, hold: Hold) -> None:
-        """Look at it when it may be over. News of the lease only move that away."""
-        self._look_at = min(self._look_at, hold.silent_at())
 
     def waited(self) -> None:
         """Somebody waits. After a while without a word the sidecar is asked whether it is there.

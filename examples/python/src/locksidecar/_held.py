@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ._model import Detached, Guard, Mode, Part, Seconds, given_seconds, given_t
 
 if TYPE_CHECKING:
     from ._call import Call
+    from ._entered import Entered
     from ._session import Session
 
 _log = logging.getLogger("locksidecar")
@@ -24,12 +26,12 @@ _log = logging.getLogger("locksidecar")
 class _Held:
     """What Held and AsyncHeld have in common: everything that does not wait."""
 
-    def __init__(self, session: Session, entry: Call) -> None:
-        hold = entry.hold
-        assert hold is not None
+    _hold: Hold  # when the acquire has got it
+
+    def __init__(self, session: Session, entry: Call, who: object) -> None:
         self._session = session
         self._entry = entry
-        self._hold: Hold = hold
+        self._who = weakref.ref(who)  # the thread or the task
 
     @property
     def _released(self) -> bool:
@@ -144,8 +146,11 @@ class _Held:
         return f"<{type(self).__name__} {self.mode.value} {self.resource!r} fence={self.fence} {state}>"
 
     def __del__(self) -> None:
-        hold = getattr(self, "_hold", None)
-        if hold is not None and hold.problem is None and self._entry in hold.entered:
+        try:
+            hold = self._hold
+        except AttributeError:  # it was not got
+            return
+        if hold.problem is None and self._entry in hold.entered:
             warnings.warn(
                 f"the lock on {hold.resource!r} was never released, and is held until the process ends",
                 ResourceWarning,
@@ -155,6 +160,8 @@ class _Held:
 
 class Held(_Held):
     """A lock that is held. `with lock.acquire() as held:` releases it at the end of the block."""
+
+    _noted: Entered[Held] | None = None  # by the Lock it was taken with
 
     @property
     def lost(self) -> LostEvent:
@@ -174,7 +181,7 @@ class Held(_Held):
 
         with self._hold.session.mutex:
             if self._hold.look() is None:
-                self._hold.listeners.append(start)
+                self._hold.listen(start)
                 return
         start()
 
@@ -184,7 +191,13 @@ class Held(_Held):
         LockLost: it was lost before. NotHolder: it was released before. After any other
         error it is released all the same, be it late.
         """
-        return self._session.release(self._entry)
+        session, entry = self._session, self._entry
+        call = session.send_release(entry)
+        if call is None:
+            return session.release_elsewhere(entry)
+        if self._noted is not None:
+            self._noted.remove(self)
+        return session.released(call)
 
     def downgrade(self) -> None:
         """Turn writing into reading without letting go."""
@@ -239,8 +252,8 @@ class Held(_Held):
 class AsyncHeld(_Held):
     """A lock that a task holds. `async with await lock.acquire_async() as held:` releases it."""
 
-    def __init__(self, session: Session, entry: Call) -> None:
-        super().__init__(session, entry)
+    def __init__(self, session: Session, entry: Call, who: object) -> None:
+        super().__init__(session, entry, who)
         self._home = asyncio.get_running_loop()
         self._lost: AsyncLostEvent | None = None  # made for who asks
         self._canceller: Canceller | None = None
@@ -265,7 +278,10 @@ class AsyncHeld(_Held):
         A cancelled release is carried out all the same. Errors as of Held.release.
         """
         try:
-            return await self._session.release_async(self._entry)
+            call = self._session.send_release(self._entry)
+            if call is None:
+                return self._session.release_elsewhere(self._entry)
+            return await self._session.released_async(call)
         finally:
             if self._released:
                 self._forget()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._clock import boot_time
 from ._errors import LockLost, NotHolder
-from ._model import MODES, Mode, Part, seconds
+from ._model import Mode, Part
 
 if TYPE_CHECKING:
     from ._call import Call
-    from ._core import Core
+    from ._holds import Holds
 
 
 class Bell:
@@ -81,21 +81,29 @@ class Hold:
     limit: float | None = None  # the end by max_hold
     problem: LockLost | None = None
     left_by = "released"  # or detached: how those who had entered it have left
+    parts: tuple[Part, ...] = ()  # where it is several
+    listeners: Sequence[Callable[[], None]] = ()  # told of the loss; must not block
     _lost: LostEvent | None = None  # made for who asks: most never do
 
-    def __init__(self, session: Core, grant: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        session: Holds,
+        entry: Call,
+        lock_id: str,
+        resource: str,
+        mode: Mode,
+        fence: int,
+        counted_at: float,
+        grant: Mapping[str, Any],
+    ) -> None:
         self.session = session
+        self.entered = {entry}  # the acquires that are not released yet
+        self.lock_id = lock_id
+        self.resource = resource
+        self.mode = mode
+        self.fence = fence
+        self.counted_at = counted_at  # of the first grant
         self.grant = grant  # in the API's JSON; what few ask for is read when they do
-        self.lock_id: str = grant["lockId"]
-        self.mode: Mode = MODES[grant["mode"]]
-        self.fence = int(grant["fence"])
-        self.parts: tuple[Part, ...] = ()
-        if several := grant.get("parts"):
-            self.parts = tuple(Part.read(part) for part in several)
-        self.resource: str = grant["resource"] or ", ".join(p.resource for p in self.parts)
-        self.entered: set[Call] = set()  # the acquires that are not released yet
-        self.counted_at = seconds(grant["countedAt"])  # of the first grant
-        self.listeners: list[Callable[[], None]] = []  # told of the loss; must not block
 
     @property
     def count(self) -> int:
@@ -128,14 +136,18 @@ class Hold:
 
     def look(self) -> LockLost | None:
         """Whether it is lost, by all that is known, which includes the clock."""
-        return self._look(self.silent_at)
+        if self.problem is None and self.silent_at() <= boot_time():
+            return self._over(self.silent_at)
+        return self.problem
 
     def check(self) -> LockLost | None:
         """The same for one who is about to rely on it: its end is the end, whatever may be said yet."""
-        return self._look(self.end)
+        if self.problem is None and self.end() <= boot_time():
+            return self._over(self.end)
+        return self.problem
 
-    def _look(self, end: Callable[[], float]) -> LockLost | None:
-        with self.session.mutex:
+    def _over(self, end: Callable[[], float]) -> LockLost | None:
+        with self.session.mutex:  # news may come at this moment
             if self.problem is None and self.entered and end() <= boot_time():
                 self.session.silence(self)
             return self.problem
@@ -163,15 +175,18 @@ class Hold:
         for listener in self.listeners:
             listener()
 
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it when the hold is lost, from any thread. session.mutex is held."""
+        self.listeners = [*self.listeners, listener]
+
     def forget(self, listener: Callable[[], None]) -> None:
         with self.session.mutex:
-            if listener in self.listeners:
-                self.listeners.remove(listener)
+            self.listeners = [one for one in self.listeners if one != listener]
 
     def forked(self, problem: LockLost) -> None:
         """In a child: it is the parent's. Whatever lock another thread had here is locked for ever."""
         if self._lost is not None:
             self._lost = LostEvent(self)
-        self.listeners = []
+        self.listeners = ()
         self.problem = None
         self.lose(problem)

@@ -7,16 +7,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ._aio import current_task, running_task
+from ._call import Call
+from ._entered import Entered
 from ._errors import InvalidRequest, LockHeld, NotHolder, SessionNotFound, WaitTimeout
 from ._held import AsyncHeld, Held
 from ._model import Detached, Mode, Once, Seconds, Wanted, given_handle, given_limit, given_mode, given_once, given_seconds, given_text
 
 if TYPE_CHECKING:
     from ._client import Client
-    from ._call import Call
     from ._session import Session
 
 
@@ -69,9 +70,9 @@ class Lock:
         self.detachable = detachable
         self._handle = "" if handle is None else given_handle(handle)
         self.cancel_on_lost = cancel_on_lost
-        self._taken: _Entered[Held] = _Entered(forgets=True)  # by acquire
-        self._blocks: _Entered[Held] = _Entered()
-        self._blocks_async: _Entered[AsyncHeld] = _Entered()
+        self._taken: Entered[Held] = Entered(forgets=True)  # by acquire
+        self._blocks: Entered[Held] = Entered()
+        self._blocks_async: Entered[AsyncHeld] = Entered()
         self._asked: tuple[weakref.ref[object], tuple[object, ...], Wanted] | None = None  # who has asked last, and how
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,7 +124,7 @@ class Lock:
         except (LockHeld, WaitTimeout):
             return None
 
-    def _acquire(self, wait: float | None, noted: _Entered[Held]) -> Held:
+    def _acquire(self, wait: float | None, noted: Entered[Held]) -> Held:
         # An interrupt can strike between any two steps, also when the lock is ours and nobody has it yet.
         session: Session | None = None
         call: Call | None = None
@@ -131,12 +132,15 @@ class Lock:
         try:
             thread = threading.current_thread()
             while True:
-                session = self._client.session()
-                call = session.prepare(self._wanted(wait, "thread", thread))
+                session = self._client.ready() or self._client.session()
+                call = Call("acquire", wanted=self._wanted(wait, "thread", thread))
                 try:
-                    session.acquire(call)
-                    held = Held(session, call)
-                    noted.push(thread, held)
+                    session.send(call)
+                    held = Held(session, call, thread)  # while the sidecar answers
+                    held._hold = session.take(call)
+                    if noted is self._taken:
+                        held._noted = noted
+                    noted.push(held)
                     return held
                 except SessionNotFound:  # it had ended, and we had not heard of that yet
                     if again and not call.unsent:
@@ -152,21 +156,22 @@ class Lock:
         """The same for a task. Cancelling it ends the wait."""
         return await self._acquire_async(None)
 
-    async def _acquire_async(self, noted: _Entered[AsyncHeld] | None) -> AsyncHeld:
+    async def _acquire_async(self, noted: Entered[AsyncHeld] | None) -> AsyncHeld:
         session: Session | None = None
         call: Call | None = None
         again, wait, task = False, self.wait, current_task()
         try:
             while True:
-                session = await self._client.session_async()
-                call = session.prepare(self._wanted(wait, "task", task))
+                session = self._client.ready() or await self._client.session_async()
+                call = Call("acquire", wanted=self._wanted(wait, "task", task))
                 try:
-                    await session.acquire_async(call)
-                    held = AsyncHeld(session, call)
+                    session.send(call)
+                    held = AsyncHeld(session, call, task)  # while the sidecar answers
+                    held._hold = await session.take_async(call)
                     if noted is not None:
                         if self.cancel_on_lost:
                             held._cancel_on_lost()
-                        noted.push(task, held)
+                        noted.push(held)
                     return held
                 except SessionNotFound:
                     if again and not call.unsent:
@@ -270,44 +275,6 @@ class RWLock:
     def write(self) -> Lock:
         """Alone. Who reads cannot have it too: it waits for itself, or, if reentrant, UpgradeRefused."""
         return self._make(Mode.EXCLUSIVE)
-
-
-H = TypeVar("H", Held, AsyncHeld)
-
-
-class _Entered(Generic[H]):
-    """What was taken by one Lock, and by which thread or task."""
-
-    def __init__(self, forgets: bool = False) -> None:
-        self._forgets = forgets  # what was released without a word to the Lock
-        self._all: list[tuple[weakref.ref[object], H]] = []
-        self._mutex = threading.RLock()
-
-    def push(self, who: object, held: H) -> None:
-        with self._mutex:
-            kept = self._held() if self._forgets else self._all.copy()
-            kept.append((weakref.ref(who), held))
-            self._all = kept
-
-    def _held(self) -> list[tuple[weakref.ref[object], H]]:
-        return [one for one in self._all if not one[1]._released]
-
-    def innermost(self, who: object) -> H | None:
-        """What this thread or task took last, else what one that is no more did, else what any did."""
-        there = self._all
-        for owner in (who, None):
-            if mine := [held for by, held in there if by() is owner]:
-                return mine[-1]
-        return there[-1][1] if there else None
-
-    def remove(self, held: H | None) -> None:
-        with self._mutex:
-            self._all = [one for one in self._all if one[1] is not held]
-
-    def forget_released(self) -> None:
-        if self._all:
-            with self._mutex:
-                self._all = self._held()
 
 
 # Labels are numbers that no other thread or task of the process ever has: what the

@@ -205,15 +205,15 @@ class Wanted:
     handle: str = ""  # in place of all but the owner: attach what it names
 
     def __post_init__(self) -> None:
-        self._head = _encode(self._body())[:-1]  # the request in JSON, but for its wait and the last brace
-        # With its whole wait: who asks again and again makes it once.
-        self.text = self._head + "}" if self.wait is None else self.text_for(self.wait)
+        self._head = 'acquire":' + _encode(self._body())[:-1]  # the request in JSON, but for its wait and the braces
+        # The line after its number, with the whole wait: who asks again and again makes it once.
+        self.rest = (self._head + "}}\n").encode() if self.wait is None else self.rest_for(self.wait)
 
-    def text_for(self, wait: float) -> str:
-        """The request with what is left of its wait."""
+    def rest_for(self, wait: float) -> bytes:
+        """The same with what is left of the wait."""
         if self.handle:
             wait = 0.0  # it is there or not
-        return f'{self._head},"wait":"{duration(wait)}"}}'
+        return f'{self._head},"wait":"{duration(wait)}"}}}}\n'.encode()
 
     def _body(self) -> dict[str, Any]:
         if self.handle:

@@ -6,6 +6,10 @@ own answers, and call the thread for anything else: it alone is never interrupte
 every few milliseconds whether they still come, and reads itself when they do not. What comes
 between two calls waits for two pauses at most.
 
+Who reads while callers may has the turn, from before it reads until what came is taken or left
+to the thread. A caller sleeps in recv meanwhile, for one pause at most: the socket has a limit
+for that. So the thread, when it wants to read itself, has the turn soon.
+
 A task does the same. An answer that comes at once, as from a sidecar that need not ask a store, it
 reads itself, while its loop stands still for a moment; else the loop reads it: see Ticks for who
 takes turns.
@@ -17,17 +21,28 @@ import _socket
 import asyncio
 import select
 import socket
+import struct
+import threading
 from collections.abc import Callable
 
 from ._hold import Bell
 
 # So long a caller reads by itself, and so long the thread waits for callers.
 PAUSE = 0.005
-_PAUSE_MS = 1000 * PAUSE
 # So long a loop may stand still for an answer that comes at once: a turn of it takes about as long.
 _MOMENT = 0.0002
 # After so many answers in a row, none of them due at the same time as another, callers read.
 _FEW_SINGLE = 4
+
+
+def _limit(sock: socket.socket) -> bool:
+    """Let nobody sleep in recv for longer than a pause. False: that cannot be had here."""
+    try:
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(int(PAUSE * 1e6), 1_000_000)))
+    except OSError:
+        return False
+    return True
 
 
 def readable(sock: socket.socket, timeout: float | None) -> bool:
@@ -49,27 +64,18 @@ class Reading:
 
     def __init__(self, sock: socket.socket) -> None:
         # The sockets of gevent and eventlet belong to their loop: there the thread reads.
-        self.shared = isinstance(sock, _socket.socket)
+        self.shared = isinstance(sock, _socket.socket) and _limit(sock)
         self._sock = sock
-        if self.shared:
-            self._comes = select.poll()  # for one caller at a time
-            self._comes.register(sock, select.POLLIN)
-        self.left = False  # to the callers: one reads only while that is so
+        self.turn = threading.RLock()  # taken before the mutex
+        self.left = False  # to the callers. It changes from that by one who has the turn, too
         self.turns = 0  # of callers
         self._seen = -1  # turns, at the last look
         self._single = 0  # answers
         self._bell = Bell()
         self.loops: dict[asyncio.AbstractEventLoop, LoopReader] = {}
 
-    def comes(self) -> bool:
-        """A caller waits until there is something to read. False: not soon, or another caller does."""
-        try:
-            return bool(self._comes.poll(_PAUSE_MS))
-        except RuntimeError:
-            return False
-
     def comes_at_once(self) -> bool:
-        """The same for a loop, which does nothing else meanwhile."""
+        """A loop waits for an answer, and does nothing else meanwhile. False: it does not come soon."""
         fd = self._sock.fileno()
         try:
             return bool(select.select((fd,), (), (), _MOMENT)[0])
@@ -97,12 +103,15 @@ class Reading:
         """The thread waits until it may have to read again. Without the mutex."""
         self._bell.wait(PAUSE)
 
+    def wanted(self) -> bool:
+        """Whether the thread is to read again: it was called, or no caller came since the last look. Without the mutex."""
+        seen, self._seen = self._seen, self.turns
+        return self._bell.rung or seen == self._seen
+
     def come_back(self) -> None:
-        """The thread looks whether callers still read."""
-        if self._bell.rung or self._seen == self.turns:
-            self.left = False
-            self.stop_loops()
-        self._seen = self.turns
+        """The thread reads, which has the turn."""
+        self.left = False
+        self.stop_loops()
 
     def stop_loops(self) -> None:
         while self.loops:
@@ -111,6 +120,7 @@ class Reading:
     def forked(self) -> None:
         """In a child. What a loop waits for is the same for both processes: it is not touched."""
         self.left = False
+        self.turn = threading.RLock()
         while self.loops:
             self.loops.popitem()[1].close()
 

@@ -16,10 +16,12 @@ from ._clock import boot_time
 from ._connection import PATIENCE, STORE_LIMIT, Connection
 from ._core import PING_AFTER
 from ._errors import LimitExceeded, LockSidecarError, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
-from ._hold import Bell
-from ._model import Detached, Wanted, duration
+from ._hold import Bell, Hold
+from ._model import Detached, duration
 from ._reading import PAUSE
 from ._ticks import Ticks
+
+_SOON = 0.01
 
 
 class Session(Connection):
@@ -29,21 +31,7 @@ class Session(Connection):
         self._ticks: dict[asyncio.AbstractEventLoop, Ticks] = {}
         super().__init__(path, name, metadata)
 
-    def _read_for(self, call: Call) -> None:
-        """Read the answer to a call, if it comes soon and the thread leaves that to callers."""
-        reading, core = self._reading, self.core
-        if not reading.left or len(core.calls) != 1:
-            reading.call()
-            return
-        reading.turns += 1
-        while not call.done and reading.comes() and self._take_own(call):
-            pass
-        if not call.done or core.due:
-            reading.call()
-
     def _do(self, call: Call, timeout: float | None) -> None:
-        if self._interrupted():
-            raise RuntimeError("this signal handler has interrupted a request of its own thread: ask in another thread")
         self._post(call)
         self._wait(call, timeout)
 
@@ -54,7 +42,10 @@ class Session(Connection):
     def _wait(self, call: Call, timeout: float | None) -> None:
         """Wait for the answer to what was sent."""
         if self._thread is not None:
-            self._read_for(call)
+            if self._reading.left and len(self.core.calls) == 1:
+                self._read_own(call)
+            else:
+                self._reading.call()
         if not call.done:
             self._wait_long(call, timeout)
         if call.error is not None:
@@ -74,27 +65,28 @@ class Session(Connection):
                 self._tick()
 
     async def _wait_async(self, call: Call, timeout: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        ticks = self._ticks.get(loop) or self._new_ticks(loop)
-        if self._reading.left and len(self.core.calls) == 1 and ticks.hurries():
-            self._read_at_once(call, ticks)
-        if not call.done:
-            await self._wait_long_async(call, timeout, loop, ticks)
+        if not self._read_at_once(call):
+            await self._wait_long_async(call, timeout)
         if call.error is not None:
             raise call.error
 
-    def _read_at_once(self, call: Call, ticks: Ticks) -> None:
+    def _read_at_once(self, call: Call) -> bool:
         """Read the answer to a task, if it comes within the time of a turn of its loop."""
         reading = self._reading
-        reading.turns += 1
+        if not reading.left or len(self.core.calls) != 1 or not (ticks := self._ticks_here()).hurries():
+            return call.done
         if not reading.comes_at_once():
             ticks.missed()
-        elif not self._take_own(call) or self.core.due:
+        elif not self._take_what_is_there(call) or self.core.calls:
             reading.call()
+        return call.done
 
-    async def _wait_long_async(
-        self, call: Call, timeout: float | None, loop: asyncio.AbstractEventLoop, ticks: Ticks
-    ) -> None:
+    def _ticks_here(self) -> Ticks:
+        loop = asyncio.get_running_loop()
+        return self._ticks.get(loop) or self._new_ticks(loop)
+
+    async def _wait_long_async(self, call: Call, timeout: float | None) -> None:
+        loop, ticks = asyncio.get_running_loop(), self._ticks_here()
         answered: asyncio.Future[None] = loop.create_future()
 
         def done() -> None:
@@ -102,7 +94,7 @@ class Session(Connection):
                 answered.set_result(None)
 
         def wake() -> None:
-            if self._loop is loop:
+            if asyncio._get_running_loop() is loop:  # which has read it itself
                 done()
                 return
             try:
@@ -148,7 +140,9 @@ class Session(Connection):
         if end is not None:
             left = end - time.monotonic()
             if left <= 0:
-                raise self._too_late(call)
+                if left < -PATIENCE or not self._unread():
+                    raise self._too_late(call)
+                left = _SOON  # this process was stopped, say: who reads has only to come to it
             step = min(step, left)
         return step
 
@@ -164,43 +158,35 @@ class Session(Connection):
             message = "more of this process wait than the sidecar takes at a time, and none of them was answered"
             return LimitExceeded(message, metadata={"limit": "waiters", "max": str(self.core.limit)})
 
-    def prepare(self, wanted: Wanted) -> Call:
-        """An acquire that has not started."""
-        return Call("acquire", {}, wanted=wanted)
+    def send(self, call: Call) -> None:
+        """Send an acquire. SessionNotFound: the session has ended. Another one will do."""
+        error, wanted = self.core.error, call.wanted
+        assert wanted is not None
+        if error is not None:
+            raise error.again() if isinstance(error, SessionClosed) else SessionNotFound(error.message)
+        if wanted.wait:
+            call.deadline = boot_time() + wanted.wait
+        self._post(call)
 
-    def _begin(self, call: Call) -> float | None:
-        """How long the answer may take."""
-        assert call.wanted is not None
-        if isinstance(self.core.error, SessionClosed):
-            raise self.core.error.again()
-        if self.core.error is not None:  # since the caller got it: another will do
-            raise SessionNotFound(self.core.error.message)
-        wait = call.wanted.wait
-        if wait is None:
-            return None
-        if wait > 0:
-            call.deadline = boot_time() + wait
-        return (wait or STORE_LIMIT) + PATIENCE
-
-    def acquire(self, call: Call) -> None:
-        """SessionNotFound: it had ended before anything was sent. Another session will do."""
+    def take(self, call: Call) -> Hold:
+        """What an acquire gets that was sent. SessionNotFound: the session had ended before. Another one will do."""
         try:
-            self._do(call, self._begin(call))
-        except BaseException as e:
-            self._given_up(call, e)
-            raise
+            self._wait(call, _limit(call))
+        except SidecarGone as e:
+            raise _unsent(call, e) from None
+        assert call.hold is not None
+        return call.hold
 
-    async def acquire_async(self, call: Call) -> None:
+    async def take_async(self, call: Call) -> Hold:
         try:
-            await self._do_async(call, self._begin(call))
-        except BaseException as e:
-            self._given_up(call, e)
-            raise
-
-    def _given_up(self, call: Call, e: BaseException) -> None:
-        if isinstance(e, SidecarGone) and call.unsent:
-            raise SessionNotFound(e.message) from None
-        self.abandon(call)
+            if not self._read_at_once(call):
+                await self._wait_long_async(call, _limit(call))
+            if call.error is not None:
+                raise call.error
+        except SidecarGone as e:
+            raise _unsent(call, e) from None
+        assert call.hold is not None
+        return call.hold
 
     def abandon(self, call: Call) -> None:
         """Nobody wants what an acquire gets or has got: in the background, once."""
@@ -209,8 +195,13 @@ class Session(Connection):
                 self.core.abandon(call)
                 self._flush()
 
-    def _begin_release(self, entry: Call) -> Call:
-        """Send the release: from now on nobody relies on the hold, whatever becomes of the call."""
+    def send_release(self, entry: Call) -> Call | None:
+        """Send the release: from now on nobody relies on the hold, whatever becomes of the call. LockLost, NotHolder.
+
+        The sidecar carries it out in any case, be it late. None: not now, see release_elsewhere.
+        """
+        if self._interrupted():
+            return None
         hold = entry.hold
         assert hold is not None
         with self.mutex:
@@ -220,24 +211,15 @@ class Session(Connection):
                 raise hold.not_held()
             call = release_of(entry)
             if entered and self.pid == os.getpid():
-                self.core.release(call, entry)  # also of what is lost: that ends its grace
+                core = self.core
+                core.post(call)  # first, as in Core.release; also of what is lost: that ends its grace
                 self._flush()
+                core.left(entry)
             if problem is not None:
                 raise problem.again()
             return call
 
-    def release(self, entry: Call) -> int:
-        """Release once what an acquire has got; how many times its owner must still do so.
-
-        LockLost, NotHolder. The sidecar carries it out in any case, be it late.
-        """
-        if self._interrupted():
-            return self._release_elsewhere(entry)
-        call = self._begin_release(entry)
-        self._wait(call, STORE_LIMIT + PATIENCE)
-        return int(call.answer["released"]["count"])
-
-    def _release_elsewhere(self, entry: Call) -> int:
+    def release_elsewhere(self, entry: Call) -> int:
         """In a thread, which has its turn when the request that was interrupted has gone on."""
         hold = entry.hold
         assert hold is not None
@@ -248,9 +230,16 @@ class Session(Connection):
         threading.Thread(target=self.abandon, args=(entry,), name="locksidecar-release", daemon=True).start()
         return hold.count - 1
 
-    async def release_async(self, entry: Call) -> int:
-        call = self._begin_release(entry)
-        await self._wait_async(call, STORE_LIMIT + PATIENCE)
+    def released(self, call: Call) -> int:
+        """Wait until it is released; how many times its owner must still do so."""
+        self._wait(call, STORE_LIMIT + PATIENCE)
+        return int(call.answer["released"]["count"])
+
+    async def released_async(self, call: Call) -> int:
+        if not self._read_at_once(call):
+            await self._wait_long_async(call, STORE_LIMIT + PATIENCE)
+        if call.error is not None:
+            raise call.error
         return int(call.answer["released"]["count"])
 
     def conclude(self, entry: Call, outcome: str, note: str) -> None:
@@ -320,3 +309,14 @@ class Session(Connection):
             if self.pid == os.getpid() and self.core.error is None:
                 self.core.keep_no_handle(call)
                 self._flush()
+
+
+def _limit(call: Call) -> float | None:
+    """How long the answer to an acquire may take."""
+    assert call.wanted is not None
+    wait = call.wanted.wait
+    return None if wait is None else (wait or STORE_LIMIT) + PATIENCE
+
+
+def _unsent(call: Call, e: SidecarGone) -> LockSidecarError:
+    return SessionNotFound(e.message) if call.unsent else e
