@@ -1,12 +1,12 @@
 """The clock by which a hold ends."""
 
+import functools
 import math
+from collections.abc import Callable
 from time import CLOCK_BOOTTIME, clock_gettime
 
-
-def boot_time() -> float:
-    """Seconds on a clock that nobody can set and that goes on while the machine is suspended."""
-    return clock_gettime(CLOCK_BOOTTIME)
+# Seconds on a clock that nobody can set and that goes on while the machine is suspended.
+boot_time: Callable[[], float] = functools.partial(clock_gettime, CLOCK_BOOTTIME)
 
 
 class SidecarClock:

@@ -244,12 +244,13 @@ class Connection:
         while True:
             data, written, queued = core.outbox
             sent = sum(written) if written else 0
-            if sent == len(data):
-                core.outbox = b"", [], queued
-                return False
             try:
                 # In one step for signals: what was sent is noted, whatever interrupts.
-                written.extend(map(self._out.send, (memoryview(data)[sent:] if sent else data,), _AT_ONCE))
+                if sent < len(data):
+                    written.extend(map(self._out.send, (memoryview(data)[sent:] if sent else data,), _AT_ONCE))
+                if written == [len(data)] or sent == len(data):
+                    core.outbox = b"", [], queued
+                    return False
             except BlockingIOError:
                 self._send_later()
                 return True
@@ -278,7 +279,7 @@ class Connection:
 
     def _post(self, call: Call) -> None:
         """Send a request. RuntimeError: a signal handler has interrupted another of its own thread."""
-        if self._interrupted():
+        if self.mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("this signal handler has interrupted a request of its own thread: ask in another thread")
         with self.mutex:
             self.core.post(call)

@@ -76,7 +76,7 @@ class Core(Holds):
         if call.wanted is not None:
             self._places += 1
             call.place = self._places
-            if len(self.calls) >= self._few and self._crowded(call.wanted):
+            if self.calls and self._crowded(call.wanted):
                 self._queue(call)
                 return
         self._send(call)
@@ -178,17 +178,17 @@ class Core(Holds):
         concerns others. An interrupt here, at any step, leaves the inbox as it was. To take
         it once more does then what is left to do.
         """
-        inbox = self.inbox
-        data = inbox[0] if len(inbox) == 1 else b"".join(inbox)
-        if self._rest or self._waiting or data[-1:] != b"\n":
+        inbox, calls = self.inbox, self.calls
+        if self._rest or self._waiting:
             return False
-        own: list[tuple[Call, Mapping[str, Any]]] = []
-        calls = self.calls
         try:
-            if isinstance(home, Call) and data.startswith(home.head) and self._take_plain(home, data):
-                self._quiet = self._silent = 0.0
+            if isinstance(home, Call) and len(inbox) == 1 == len(calls) and self._take_alone(home, inbox[0]):
                 inbox.clear()
                 return True
+            data = b"".join(inbox)
+            if data[-1:] != b"\n":
+                return False
+            own: list[tuple[Call, Mapping[str, Any]]] = []
             for line in data[:-1].split(b"\n"):
                 m = decode(line)
                 call = calls[m["requestId"]]
@@ -201,6 +201,24 @@ class Core(Holds):
             return False
         self._quiet = self._silent = 0.0
         inbox.clear()
+        return True
+
+    def _take_alone(self, call: Call, data: bytes) -> bool:
+        """Take the only answer that is due, in fewer steps, if it is like most. False: it is not."""
+        if call.id not in self.calls or not data.startswith(call.head):
+            return False
+        if call.wanted is None:
+            if call.kind != "release" or data[len(call.head) :] != PLAIN_RELEASE:
+                return False
+            call.answer = RELEASED
+        elif self.granted_plainly(call, data):
+            self.asking.clear()
+            self._stuck = False
+        else:
+            return False
+        call.finish()
+        self.calls.clear()
+        self._quiet = self._silent = 0.0
         return True
 
     def _line(self, m: Mapping[str, Any]) -> None:
@@ -225,18 +243,6 @@ class Core(Holds):
         else:
             self._take_answer(call, m)
         self._next()
-
-    def _take_plain(self, call: Call, data: bytes) -> bool:
-        """Take the answer to this call, if it is one that most calls get. False: it is not."""
-        if call.wanted is not None:
-            if not self.granted_plainly(call, data):
-                return False
-        elif call.kind == "release" and data[len(call.head) :] == PLAIN_RELEASE:
-            call.answer = RELEASED
-        else:
-            return False
-        self._done(call)
-        return True
 
     def _take_answer(self, call: Call, m: Mapping[str, Any]) -> None:
         if granted := m.get("granted"):

@@ -136,13 +136,13 @@ class Hold:
 
     def look(self) -> LockLost | None:
         """Whether it is lost, by all that is known, which includes the clock."""
-        if self.problem is None and self.silent_at() <= boot_time():
+        if self.problem is None and (self.limit is not None or self.until <= boot_time()):
             return self._over(self.silent_at)
         return self.problem
 
     def check(self) -> LockLost | None:
         """The same for one who is about to rely on it: its end is the end, whatever may be said yet."""
-        if self.problem is None and self.end() <= boot_time():
+        if self.problem is None and (self.limit is not None or self.until <= boot_time()):
             return self._over(self.end)
         return self.problem
 

@@ -200,7 +200,7 @@ class Session(Connection):
 
         The sidecar carries it out in any case, be it late. None: not now, see release_elsewhere.
         """
-        if self._interrupted():
+        if self.mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
             return None
         hold = entry.hold
         assert hold is not None
