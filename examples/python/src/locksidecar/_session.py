@@ -227,8 +227,9 @@ class Session(Connection):
             raise problem.again()
         if entry not in hold.entered:
             raise hold.not_held()
+        left = hold.count - 1  # now: the thread may be quick
         threading.Thread(target=self.abandon, args=(entry,), name="locksidecar-release", daemon=True).start()
-        return hold.count - 1
+        return left
 
     def released(self, call: Call) -> int:
         """Wait until it is released; how many times its owner must still do so."""
