@@ -263,6 +263,37 @@ def test_a_task_asks_while_a_caller_sleeps(asleep: Any) -> None:
     sleeper.join()
 
 
+def test_no_caller_sleeps_in_recv_while_a_loop_reads(asleep: Any) -> None:
+    """The loop would have to wait for the turn, which a thread that asks again and again may have nearly always."""
+    client, _, held = asleep
+    session = left_to_callers(client)
+    reading = session._reading
+    loop = asyncio.new_event_loop()
+
+    async def pair() -> None:
+        async with client.lock("other", wait=PATIENCE):
+            pass
+
+    def reads() -> bool:
+        if not reading.left:
+            client.lock("warm").acquire().release()
+        loop.run_until_complete(pair())
+        return reading.left and loop in reading.loops
+
+    eventually("the loop reads", reads)
+    waiter = threading.Thread(target=lambda: client.lock("busy", wait=PATIENCE).acquire().release())
+    waiter.start()
+    eventually("it has asked", lambda: any(call.wanted for call in session.core.calls.values()))
+    eventually("the thread reads", lambda: not reading.left and not reading.loops)
+    assert reading.turn.acquire(blocking=False), "the caller has the turn"
+    reading.turn.release()
+    loop.run_until_complete(pair())
+    loop.close()
+    held.release()
+    waiter.join(PATIENCE)
+    assert not waiter.is_alive()
+
+
 def test_the_end_of_the_connection_wakes_a_caller(asleep: Any) -> None:
     client, sidecar, _ = asleep
     sleeper = Sleeper(client)

@@ -28,7 +28,7 @@ from ._call import Call
 from ._core import Core
 from ._holds import MAX_LOOK
 from ._errors import LockLost, LockSidecarError, SessionClosed, SidecarGone, SidecarSilent
-from ._reading import Reading, readable, ready
+from ._reading import PAUSE, Reading, readable, ready
 from ._socket import connect
 
 # A try waits 2 s for the store, a release too; the rest is for a busy machine.
@@ -114,8 +114,14 @@ class Connection:
             if reading.left:
                 if self.core.error is None and not reading.wanted():
                     continue
-                with reading.turn, self.mutex:
-                    reading.come_back()
+                if not reading.turn.acquire(timeout=PAUSE):
+                    continue
+                try:
+                    with self.mutex:
+                        reading.come_back()
+                finally:
+                    reading.turn.release()
+                continue
             with self.mutex:
                 if self._retired:
                     self.retire()
@@ -190,6 +196,7 @@ class Connection:
         reading.turns += 1
         with reading.turn:
             if reading.left:
+                reading.asleep = True
                 try:
                     core.inbox.extend(map(self._in.recv, _MOST))  # in one step for signals
                 except OSError:  # it does not come soon, or never
@@ -199,6 +206,7 @@ class Connection:
                         core.take_own(call)
                         if core.outbox[0]:
                             self._flush()
+                reading.asleep = False
         if not call.done or core.calls:
             reading.call()
 
@@ -233,7 +241,8 @@ class Connection:
                     reading.call()
 
     def _take_own_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        taken = self.pid == os.getpid() and self._take_what_is_there(loop)
+        # One that is to stop must not wait for the turn: callers may have it again and again.
+        taken = self.pid == os.getpid() and loop in self._reading.loops and self._take_what_is_there(loop)
         if not taken:
             self._reading.call()
         return taken
@@ -286,8 +295,10 @@ class Connection:
             self._flush()
 
     def _unread(self) -> bool:
-        """Whether something came that nobody has read yet: so long nobody says that the sidecar is silent."""
-        return bool(self.core.inbox) or self._reading.shared and readable(self._in, 0.0)
+        """Whether something may have come that nobody has taken yet: so long nobody says that the sidecar is silent."""
+        reading = self._reading
+        with self.mutex:  # who reads, and is no caller, has it until the bytes are in the inbox
+            return bool(self.core.inbox) or reading.left and reading.asleep or reading.shared and readable(self._in, 0.0)
 
     def _tick(self) -> None:
         if self._unread():

@@ -8,7 +8,8 @@ between two calls waits for two pauses at most.
 
 Who reads while callers may has the turn, from before it reads until what came is taken or left
 to the thread. A caller sleeps in recv meanwhile, for one pause at most: the socket has a limit
-for that. So the thread, when it wants to read itself, has the turn soon.
+for that. So the thread, when it wants to read itself, has the turn soon. A loop must not wait for the turn:
+while one reads, callers call the thread, which stops the loop from that.
 
 A task does the same. An answer that comes at once, as from a sidecar that need not ask a store, it
 reads itself, while its loop stands still for a moment; else the loop reads it: see Ticks for who
@@ -68,6 +69,7 @@ class Reading:
         self._sock = sock
         self.turn = threading.RLock()  # taken before the mutex
         self.left = False  # to the callers. It changes from that by one who has the turn, too
+        self.asleep = False  # a caller, in recv; or it was, and an interrupt has struck
         self.turns = 0  # of callers
         self._seen = -1  # turns, at the last look
         self._single = 0  # answers
@@ -99,6 +101,10 @@ class Reading:
             self.loops.pop(closed).close()
         self.loops[loop] = LoopReader(loop, self._sock, take)
 
+    def free(self) -> bool:
+        """Whether a caller may read: it is left to callers, no loop reads, and nobody has called the thread."""
+        return self.left and not self.loops and not self._bell.rung
+
     def wait(self) -> None:
         """The thread waits until it may have to read again. Without the mutex."""
         self._bell.wait(PAUSE)
@@ -109,8 +115,8 @@ class Reading:
         return self._bell.rung or seen == self._seen
 
     def come_back(self) -> None:
-        """The thread reads, which has the turn."""
-        self.left = False
+        """The thread reads, which has the turn. The mutex is held."""
+        self.left = self.asleep = False
         self.stop_loops()
 
     def stop_loops(self) -> None:

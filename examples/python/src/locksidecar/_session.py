@@ -41,11 +41,12 @@ class Session(Connection):
 
     def _wait(self, call: Call, timeout: float | None) -> None:
         """Wait for the answer to what was sent."""
+        reading = self._reading
         if self._thread is not None:
-            if self._reading.left and len(self.core.calls) == 1:
+            if len(self.core.calls) == 1 and reading.free():
                 self._read_own(call)
             else:
-                self._reading.call()
+                reading.call()
         if not call.done:
             self._wait_long(call, timeout)
         if call.error is not None:
