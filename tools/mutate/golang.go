@@ -77,7 +77,7 @@ func (g *golang) walk(n ast.Node, results *ast.FieldList) {
 			if x, ok := n.X.(*ast.Ident); ok && x.Name == "iota" {
 				return false // other numbers for the same names
 			}
-			if other, ok := operators[n.Op]; ok {
+			if other, ok := operators[n.Op]; ok && !g.joins(n) {
 				w := g.within(n, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String())
 				g.replace(w, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String(), "%s becomes %s", n.Op, other)
 			}
@@ -115,6 +115,15 @@ func (g *golang) walk(n ast.Node, results *ast.FieldList) {
 		}
 		return true
 	})
+}
+
+// joins tells whether texts are put together: there is no other operator for them.
+func (g *golang) joins(e *ast.BinaryExpr) bool {
+	if e.Op != token.ADD || g.info == nil || g.info.Types[e].Type == nil {
+		return false
+	}
+	b, ok := g.info.Types[e].Type.Underlying().(*types.Basic)
+	return ok && b.Info()&types.IsString != 0
 }
 
 // negate turns a condition round, where no operator of it is turned round already.

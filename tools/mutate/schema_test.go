@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -61,6 +62,9 @@ func Size() int {
 }
 
 func Script() string { return script }
+
+// Both has no other operator.
+func Both(a, b string) string { return a + b }
 `
 
 const moduleTest = `package p
@@ -86,7 +90,7 @@ func TestAdd(t *testing.T) {
 }
 
 func TestScript(t *testing.T) {
-	if !strings.Contains(Script(), "1 + 1") {
+	if !strings.Contains(Script(), "1 + 1") || Both("a", "b") != "ab" {
 		t.Error(Script())
 	}
 }
@@ -149,10 +153,16 @@ func TestRun(t *testing.T) {
 			"p.go: return s: zero is returned in place of s",
 			"p.go: return len(a): zero is returned in place of len(a)",
 			"p.go: func Script() string { return script }: zero is returned in place of script",
+			"p.go: func Both(a, b string) string { return a + b }: zero is returned in place of a + b",
 			"answer.lua: local x = 1 + 1: + becomes -",
 			"answer.lua: local x = 1 + 1: 1 becomes 2",
 			"answer.lua: local x = 1 + 1: 1 becomes 2",
 		},
+	}
+	for _, what := range by[impossible] {
+		if strings.Contains(what, "a + b") {
+			t.Errorf("%s, and does not compile", what)
+		}
 	}
 	for result := range want {
 		got := by[result]
