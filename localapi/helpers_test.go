@@ -75,6 +75,9 @@ func start(t testing.TB, change ...func(*session.Options, *Options)) *sidecar {
 		if err := within(t, mdone); err != nil {
 			t.Errorf("manager: %v", err)
 		}
+		if i := m.Info(); i.InFlight != 0 || i.Waiters != 0 || i.Sessions != 0 { // whatever a test has done
+			t.Errorf("counted at the end: %d in flight, %d waiters, %d sessions", i.InFlight, i.Waiters, i.Sessions)
+		}
 	}}
 	t.Cleanup(c.stop)
 	select {

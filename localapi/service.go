@@ -345,7 +345,7 @@ func (s *service) ForceRelease(ctx context.Context, q *pb.ForceReleaseRequest) (
 	if err != nil {
 		return nil, err
 	}
-	land, err := fly(ctx, false)
+	land, err := fly(ctx, true) // it may be what ends the waits that have used up what there is
 	if err != nil {
 		return nil, err
 	}

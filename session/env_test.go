@@ -101,6 +101,10 @@ func (sc *sidecar) run() {
 		if err := sc.stop(); err != nil {
 			sc.t.Errorf("Run = %v", err)
 		}
+		// Whatever a test has done: what counts for limits ends with what it is of.
+		if i := sc.Info(); i.InFlight != 0 || i.Waiters != 0 || i.Sessions != 0 || len(sc.usages) != 0 {
+			sc.t.Errorf("counted at the end: %d in flight, %d waiters, %d sessions, usages %v", i.InFlight, i.Waiters, i.Sessions, sc.usages)
+		}
 		if sc.way.broken != "" {
 			sc.t.Error(sc.way.broken)
 		}

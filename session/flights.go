@@ -3,7 +3,8 @@ package session
 // What is in flight costs memory for as long as the store is silent: a goroutine, and what it has to remember. So each
 // share has a limit, all together have one, and a sixteenth of each is for those who have nothing in flight: of the limit
 // for principals, of those of several principals together, of a share for sessions. A request for a lock that finds no room
-// is refused. What only lets go never is: a quarter more is kept for it, and beyond that it is not waited for.
+// is refused. What only lets go never is: a quarter more is kept for it, and beyond that it is not waited for. A look finds
+// an eighth of each limit that nothing else may use: else nobody could see whom all wait for that have used up theirs.
 
 // takeOff counts one more request of a session in flight, if it may be. more is what part of each limit is added to it: 0,
 // or a quarter. s.mu is held.
@@ -36,8 +37,20 @@ func (m *Manager) launch(all []*usage, has bool, more int64) *LimitError {
 // askLess is what an app can do that has too many requests in flight.
 const askLess = "wait for answers before you ask for more; what you have given up counts until the store has answered"
 
-// quarter is what more of each limit what lets go may have.
-const quarter = 4
+const (
+	// quarter is what more of each limit what lets go may have.
+	quarter = 4
+	// forLooks is what part of each limit there is besides, for looks alone.
+	forLooks = 8
+)
+
+// looksOf is how many looks there may be beyond what else may be in flight; 0: there is no limit.
+func looksOf(flights int64) int64 {
+	if flights == 0 {
+		return 0
+	}
+	return max(1, flights/forLooks)
+}
 
 // room is how much of a limit there is for who has something of it, or for who has nothing.
 func room(limit int64, has bool, more int64) int64 {
@@ -79,8 +92,8 @@ func fly(s *Session) (land func(), _ error) {
 	}, nil
 }
 
-// Fly counts something in flight that an app asks of the store without a session, until land is called. What only
-// lets go, or keeps what there is, finds a quarter more room.
+// Fly counts something in flight that an app asks of the store without a session, until land is called: a look, or what
+// lets go, or keeps what there is. The latter finds a quarter more room.
 //
 //	*LimitError: there is too much in flight.
 func (sp *Space) Fly(p Peer, keeps bool) (land func(), _ error) {
@@ -91,17 +104,38 @@ func (sp *Space) Fly(p Peer, keeps bool) (land func(), _ error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := m.usagesOf(p.Shares(sp))
-	if full := m.launch(all, all[0].flights.Load() > 0, more); full != nil {
+	counted := func(u *usage) *bounded { return &u.flights }
+	ofAll := &m.flights
+	full := m.launch(all, all[0].flights.Load() > 0, more)
+	if full != nil && !keeps && m.looksOn(all) {
+		full, counted, ofAll = nil, looksIn, &m.onlyLooks
+	}
+	if full != nil {
 		m.sweep(all)
 		return nil, full
 	}
 	return func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.flights.Add(-1)
+		ofAll.Add(-1)
 		for _, u := range all {
-			u.flights.Add(-1)
+			counted(u).Add(-1)
 		}
 		m.sweep(all)
 	}, nil
+}
+
+func looksIn(u *usage) *bounded { return &u.onlyLooks }
+
+// looksOn counts a look in the room that only looks have, for all usages and for all apps, or for none of them.
+func (m *Manager) looksOn(all []*usage) bool {
+	d := demand{"looks in flight", looksIn, 1, whole}
+	if takeAll(all, &d) != nil {
+		return false
+	}
+	if !m.onlyLooks.take(1, m.onlyLooks.most) {
+		d.giveBack(all)
+		return false
+	}
+	return true
 }

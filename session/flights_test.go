@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session/outcome"
 )
 
 // ask begins an acquire that does not end by itself, and tells how it was refused at once.
@@ -167,10 +171,13 @@ func TestReleasesBeyondTheBudget(t *testing.T) {
 		}
 		_, err := s.Downgrade(context.Background(), held[0].LockID)
 		isErr(t, err, ErrLimit)
-		_, err = sc.Fly(Peer{UID: 1000}, false)
-		isErr(t, err, ErrLimit)
 		_, err = sc.Fly(Peer{UID: 1000}, true)
 		isErr(t, err, ErrLimit)
+		look, err := sc.Fly(Peer{UID: 1000}, false) // there is room for one
+		isErr(t, err, nil)
+		_, err = sc.Fly(Peer{UID: 1000}, false)
+		isErr(t, err, ErrLimit)
+		look()
 		land, err := sc.Fly(Peer{UID: 1001}, false)
 		isErr(t, err, nil)
 		land()
@@ -179,8 +186,69 @@ func TestReleasesBeyondTheBudget(t *testing.T) {
 		e.free()
 		s.Close()
 		synctest.Wait()
-		if len(sc.usages) != 0 || sc.flights.Load() != 0 {
-			t.Errorf("left: %v, %d", sc.usages, sc.flights.Load())
+		if n := sc.Info().InFlight; len(sc.usages) != 0 || n != 0 {
+			t.Errorf("left: %v, %d", sc.usages, n)
+		}
+	})
+}
+
+// TestLooksFindRoom: where requests that wait have used up what may be in flight, looks find an eighth more, and what lets
+// go finds room beside them. Neither takes room from a request for a lock.
+func TestLooksFindRoom(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar(func(o *Options) { o.Limits.InFlight, o.Limits.InFlightPerUID = 64, 24 })
+		sc.way.on(hang, opAcquire)
+		var waits []*pending
+		for range 24 { // each in a session that has nothing else
+			p, err := ask(sc.session(), "hot")
+			isErr(t, err, nil)
+			waits = append(waits, p)
+		}
+		_, err := ask(sc.session(), "one more")
+		isErr(t, err, ErrLimit)
+		var lands []func()
+		looks := func(uid uint32, want int) {
+			t.Helper()
+			for n := 0; ; n++ {
+				land, err := sc.Fly(Peer{UID: uid}, false)
+				if err != nil {
+					if isErr(t, err, ErrLimit); n != want {
+						t.Errorf("uid %d has %d looks, want %d", uid, n, want)
+					}
+					return
+				}
+				lands = append(lands, land)
+			}
+		}
+		looks(1000, 3)
+		force, err := sc.Fly(Peer{UID: 1000}, true)
+		isErr(t, err, nil)
+		force()
+		if n := sc.Info().InFlight; n != 24+3 {
+			t.Errorf("%d are in flight, want 27", n)
+		}
+		looks(1001, 23+3) // 24 of its own, of which one is for another session
+		looks(1002, 13+2) // 64 of all; 8 of all looks
+		looks(1003, 1)    // which has nothing
+		waits[0].cancel()
+		_, err = waits[0].wait()
+		isErr(t, err, context.Canceled)
+		sc.way.on(nil, opAcquire)
+		synctest.Wait()
+		for _, land := range lands[3:] {
+			land()
+		}
+		must(t, sc.session(), exclusive) // though there are looks
+		for _, land := range lands[:3] {
+			land()
+		}
+		for _, p := range waits[1:] {
+			p.cancel()
+		}
+		time.Sleep(2 * choreTimeout)
+		synctest.Wait()
+		if n := sc.Info().InFlight; n != 0 {
+			t.Errorf("%d are left in flight", n)
 		}
 	})
 }
@@ -273,9 +341,11 @@ func TestWhatASpaceHasLeft(t *testing.T) {
 		s.Close()
 
 		// The same for what is in flight.
-		for range 4 {
-			_, err := sp.Fly(Peer{UID: 3}, false)
+		var lands []func()
+		for range 4 + 1 { // one in the room that only looks have
+			land, err := sp.Fly(Peer{UID: 3}, false)
 			isErr(t, err, nil)
+			lands = append(lands, land)
 		}
 		_, err = sp.Fly(Peer{UID: 4}, false)
 		if full := (*LimitError)(nil); !errors.As(err, &full) || full.Limit != "requests in flight per space" {
@@ -284,6 +354,128 @@ func TestWhatASpaceHasLeft(t *testing.T) {
 		own := Peer{UID: 3}.Shares(sp)
 		if len(sc.usages) != len(own) || sc.usages[own[0]] == nil || sc.usages[own[1]] == nil {
 			t.Errorf("there are %v", sc.usages)
+		}
+		for _, land := range lands {
+			land()
+		}
+	})
+}
+
+// TestWhatHasEndedIsNotInFlight, from the moment at which its caller has the answer, though its session goes on.
+func TestWhatHasEndedIsNotInFlight(t *testing.T) {
+	ctx := context.Background()
+	for what, f := range map[string]func(t *testing.T, sc *sidecar, s *Session){
+		"release": func(t *testing.T, _ *sidecar, s *Session) {
+			_, err := s.Release(ctx, must(t, s, exclusive).LockID, "")
+			isErr(t, err, nil)
+		},
+		"release, and its retry": func(t *testing.T, sc *sidecar, s *Session) {
+			g := must(t, s, exclusive)
+			sc.way.on(once(hang), opRelease)
+			var both sync.WaitGroup
+			for range 2 {
+				both.Go(func() {
+					_, err := s.Release(ctx, g.LockID, "q")
+					isErr(t, err, nil)
+				})
+				synctest.Wait()
+			}
+			if n := sc.Info().InFlight; n != 2 {
+				t.Errorf("%d are in flight while both wait", n)
+			}
+			both.Wait()
+		},
+		"downgrade": func(t *testing.T, sc *sidecar, s *Session) {
+			g := must(t, s, exclusive)
+			sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
+				if n := sc.Info().InFlight; n != 1 {
+					t.Errorf("%d are in flight while it is asked for", n)
+				}
+				return do(ctx)
+			}, opDowngrade)
+			_, err := s.Downgrade(ctx, g.LockID)
+			isErr(t, err, nil)
+		},
+		"downgrade of nothing": func(t *testing.T, _ *sidecar, s *Session) {
+			_, err := s.Downgrade(ctx, "none")
+			isErr(t, err, lock.ErrNotHolder)
+		},
+		"detach": func(t *testing.T, _ *sidecar, s *Session) {
+			_, err := s.Detach(ctx, must(t, s, detachable).LockID, time.Minute)
+			isErr(t, err, nil)
+		},
+		"detach of nothing": func(t *testing.T, _ *sidecar, s *Session) {
+			_, err := s.Detach(ctx, "none", time.Minute)
+			isErr(t, err, lock.ErrNotHolder)
+		},
+		"conclude": func(t *testing.T, _ *sidecar, s *Session) {
+			concluded(t, s, must(t, s, attempt(0)), outcome.Succeeded, "")
+		},
+		"conclude at a silent store": func(t *testing.T, sc *sidecar, s *Session) {
+			g := must(t, s, attempt(0))
+			sc.way.on(hang, opRead, opWrite)
+			_, err := s.Conclude(ctx, g.LockID, "", outcome.Succeeded, "")
+			isErr(t, err, lock.ErrUnavailable)
+			sc.way.on(nil, opRead, opWrite)
+		},
+		"try": func(t *testing.T, sc *sidecar, s *Session) {
+			must(t, sc.session(), exclusive)
+			_, err := s.Acquire(ctx, try(exclusive))
+			isErr(t, err, lock.ErrHeld)
+		},
+		"wait that is over": func(t *testing.T, sc *sidecar, s *Session) {
+			must(t, sc.session(), exclusive)
+			_, err := s.Acquire(ctx, waiting(exclusive, time.Second))
+			isErr(t, err, context.DeadlineExceeded)
+		},
+		"wait that is cancelled": func(t *testing.T, sc *sidecar, s *Session) {
+			must(t, sc.session(), exclusive)
+			p := begin(s, with(exclusive, func(r *AcquireRequest) { r.RequestID = "q" }))
+			isErr(t, s.Cancel(ctx, "q"), nil)
+			_, err := p.wait()
+			isErr(t, err, context.Canceled)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar(keeps(e))
+				s := sc.session()
+				f(t, sc, s)
+				synctest.Wait()
+				if n := sc.Info().InFlight; n != 0 {
+					t.Errorf("%d are in flight", n)
+				}
+			})
+		})
+	}
+}
+
+// TestConcludeBeyondTheBudget is not waited for, and the hold stays: another one records the outcome.
+func TestConcludeBeyondTheBudget(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar(keeps(e), func(o *Options) { o.Limits.InFlightPerUID = 4 })
+		s := sc.session()
+		g := must(t, s, attempt(0))
+		sc.way.on(hang, opRelease)
+		for i := range 5 {
+			held := must(t, s, with(exclusive, func(r *AcquireRequest) { r.Resource = fmt.Sprint(i) }))
+			go func() { _, _ = s.Release(context.Background(), held.LockID, "") }()
+		}
+		synctest.Wait()
+		began := e.now()
+		_, err := s.Conclude(context.Background(), g.LockID, "", outcome.Succeeded, "")
+		if isErr(t, err, lock.ErrUnavailable); !strings.Contains(err.Error(), "too much is in flight") || e.now() != began {
+			t.Errorf("%v, after %v", err, e.now()-began)
+		}
+		if o := recorded(t, e); o.State != outcome.Unknown {
+			t.Errorf("recorded as %v", o.State)
+		}
+		sc.way.on(nil, opRelease)
+		time.Sleep(2 * choreTimeout)
+		synctest.Wait()
+		concluded(t, s, g, outcome.Succeeded, "")
+		if o := recorded(t, e); o.State != outcome.Succeeded {
+			t.Errorf("recorded as %v at last", o.State)
 		}
 	})
 }

@@ -73,6 +73,7 @@ type Info struct {
 	Sessions        int
 	Holds           int // held in the store for apps, also those in their grace
 	Waiters         int // Acquire calls that have not returned
+	InFlight        int // what counts for Limits.InFlight, and looks beyond that
 	Parked          int // held in the store for nobody
 	Uptime          time.Duration
 }
@@ -91,6 +92,7 @@ type Manager struct {
 	holds     atomic.Int64
 	waiters   atomic.Int64
 	flights   bounded        // what counts for Limits.InFlight
+	onlyLooks bounded        // what is in flight in the room that only looks have
 	idle      chan struct{}  // gets a value when holds falls to 0
 	workers   *workers.Pool  // ask the store
 	wg        sync.WaitGroup // what Run waits for
@@ -154,6 +156,7 @@ func New(o Options) (*Manager, error) {
 		usages:   make(map[Share]*usage),
 	}
 	m.flights.most = int64(o.Limits.InFlight)
+	m.onlyLooks.most = looksOf(m.flights.most)
 	m.everybody = &Space{m: m}
 	if o.Namespace != "" {
 		m.everybody.prefix = o.Namespace + "/"
@@ -362,6 +365,7 @@ func (m *Manager) Info() Info {
 		LeaseMargin: heartbeat.Margin(m.o.TTL),
 		Holds:       int(m.holds.Load()),
 		Waiters:     int(m.waiters.Load()),
+		InFlight:    int(m.flights.Load() + m.onlyLooks.Load()),
 		Uptime:      m.o.Clock() - m.started,
 	}
 	if m.o.Parked != nil {

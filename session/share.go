@@ -85,6 +85,7 @@ type usage struct {
 	sessions              int         // m.mu is held
 	ended                 atomic.Bool // it has none, and has left something
 	holds, waits, flights bounded
+	onlyLooks             bounded // in flight in the room that only looks have
 	kept                  atomic.Int64
 }
 
@@ -173,6 +174,7 @@ func (m *Manager) usagesOf(shares []Share) []*usage {
 			u = &usage{of: of}
 			q := m.o.Limits.of(of.Level)
 			u.holds.most, u.waits.most, u.flights.most = int64(q.Holds), int64(q.Waiters), int64(q.InFlight)
+			u.onlyLooks.most = looksOf(u.flights.most)
 			m.usages[of] = u
 		}
 		all = append(all, u)
@@ -212,7 +214,9 @@ func recount(s *Session) {
 }
 
 // left tells that there is something that is not over.
-func (u *usage) left() bool { return u.holds.Load() > 0 || u.flights.Load() > 0 }
+func (u *usage) left() bool {
+	return u.holds.Load() > 0 || u.flights.Load() > 0 || u.onlyLooks.Load() > 0
+}
 
 // anyOver tells that one of them, at least, is to be forgotten.
 func anyOver(all []*usage) bool {

@@ -167,7 +167,7 @@ func TestFloodAtASilentStore(t *testing.T) {
 	} {
 		t.Run(protocol, func(t *testing.T) {
 			server := testengine.New(t, testengine.Redis)
-			side := serveProgram(t, "--store", storeURL(server), "--ttl", "10m")
+			side := serveProgram(t, "--store", storeURL(server), "--ttl", "10m", "--http-addr", "127.0.0.1:0")
 			f := &flood{t: t, socket: side.socket}
 			own := f.connect()
 			answers := bufio.NewScanner(own)
@@ -215,8 +215,41 @@ func TestFloodAtASilentStore(t *testing.T) {
 				p := launch(t, nil, binary, "run", "--socket", side.socket, "--wait", "30s", "after", "--", "true")
 				return p.wait() == 0 && ctx.Err() == nil
 			})
+			eventually(t, "all is answered, and nothing counts as in flight", func() bool { return side.measures(t).inFlight == 0 })
 		})
 	}
+}
+
+// TestLooksWhereAllWait: where requests of one user that wait for a lock have used up what may be in flight, the same user sees
+// who has it, and can end that.
+func TestLooksWhereAllWait(t *testing.T) {
+	side := serveProgram(t, "--max-in-flight", "32", "--http-addr", "127.0.0.1:0")
+	has := linesTo(t, side.socket)
+	has.say(`{"requestId":"1","acquire":{"resource":"hot"}}`)
+	has.granted()
+	var all []*lines
+	for range 24 { // three quarters
+		w := linesTo(t, side.socket)
+		w.say(`{"requestId":"1","acquire":{"resource":"hot"}}`)
+		all = append(all, w)
+	}
+	eventually(t, "all wait", func() bool { return side.measures(t).waiters == len(all) })
+	last := linesTo(t, side.socket)
+	last.say(`{"requestId":"1","acquire":{"resource":"free"}}`)
+	if line, err := last.r.ReadString('\n'); !strings.Contains(line, "requests in flight per uid") {
+		t.Fatalf("one more is answered %s %v", line, err)
+	}
+	for _, args := range [][]string{{"list"}, {"get", "hot"}, {"release", "--force", "--grace", "0s", "hot"}} {
+		p := launch(t, nil, binary, append(args, "--socket", side.socket)...)
+		if code := p.wait(); code != 0 || args[0] != "release" && !strings.Contains(p.out.String(), "hot") {
+			t.Errorf("%v has ended with %d: %s%s", args, code, p.out, p.err)
+		}
+	}
+	all[0].granted()
+	for _, w := range all {
+		_ = w.c.Close()
+	}
+	eventually(t, "nothing is in flight", func() bool { return side.measures(t).inFlight == 0 })
 }
 
 // settled waits until a number does not grow any more.

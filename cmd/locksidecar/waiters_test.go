@@ -75,7 +75,7 @@ func thousandWait(t *testing.T, s *sidecarProgram, more string) {
 const keptGoroutines = 2*128 + 50
 
 // measures are what a sidecar tells of itself.
-type measures struct{ waiters, goroutines, heap, stacks int }
+type measures struct{ waiters, inFlight, goroutines, heap, stacks int }
 
 func (s *sidecarProgram) measures(t *testing.T) measures {
 	t.Helper()
@@ -101,6 +101,7 @@ func (s *sidecarProgram) measures(t *testing.T) measures {
 	}
 	return measures{
 		waiters:    number("locksidecar_waiters"),
+		inFlight:   number("locksidecar_requests_in_flight"),
 		goroutines: number("go_goroutines"),
 		heap:       number("go_memstats_heap_alloc_bytes"),
 		stacks:     number("go_memstats_stack_inuse_bytes"),

@@ -19,6 +19,8 @@ var allLevels = []level{
 	newLevel("sessions", "App sessions that are open.", func(i session.Info) float64 { return float64(i.Sessions) }),
 	newLevel("holds", "Locks that apps hold through this sidecar.", func(i session.Info) float64 { return float64(i.Holds) }),
 	newLevel("waiters", "Requests for a lock that have not been answered yet.", func(i session.Info) float64 { return float64(i.Waiters) }),
+	newLevel("requests_in_flight", "What counts for --max-in-flight: requests for locks that have not been answered, or were given up and the store has not answered, and what else the store is asked for apps.",
+		func(i session.Info) float64 { return float64(i.InFlight) }),
 	newLevel("lease_valid_seconds", "How long the lease in the store, and with it every lock, may be relied on without further news; 0 without a lease.",
 		func(i session.Info) float64 { return i.LeaseValidFor.Seconds() }),
 	newLevel("lease_ttl_seconds", "Time to live of the lease in the store.", func(i session.Info) float64 { return i.LeaseTTL.Seconds() }),

@@ -35,7 +35,7 @@ func scrape(t *testing.T, m *Metrics) string {
 func TestMetrics(t *testing.T) {
 	m := NewMetrics("v1.2.3")
 	m.WatchLevels(func() session.Info {
-		return session.Info{Ready: true, Sessions: 2, Holds: 3, Waiters: 4, LeaseTTL: 10 * time.Second, LeaseValidFor: 6500 * time.Millisecond}
+		return session.Info{Ready: true, Sessions: 2, Holds: 3, Waiters: 4, InFlight: 6, LeaseTTL: 10 * time.Second, LeaseValidFor: 6500 * time.Millisecond}
 	})
 	m.Acquired("r", lock.Exclusive, session.Granted, 3*time.Millisecond)
 	m.Acquired("r", lock.Shared, session.TimedOut, time.Second)
@@ -116,6 +116,7 @@ func TestMetrics(t *testing.T) {
 		`locksidecar_sessions 2`,
 		`locksidecar_holds 3`,
 		`locksidecar_waiters 4`,
+		`locksidecar_requests_in_flight 6`,
 		`locksidecar_lease_ttl_seconds 10`,
 		`locksidecar_lease_valid_seconds 6.5`,
 		`locksidecar_lease_jeopardy 0`,
