@@ -3,9 +3,12 @@ package localapi
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 	"github.com/locksidecar/locksidecar/session"
@@ -15,6 +18,7 @@ import (
 type patient struct {
 	lock.Backend
 	waited atomic.Int32 // requests that have waited for others
+	waits  atomic.Int32 // that wait
 }
 
 func (b *patient) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Lease, error) {
@@ -35,7 +39,9 @@ func (l *patientLease) wait(ctx context.Context) {
 	lock.Blocking(ctx)
 	if later {
 		l.b.waited.Add(1)
+		l.b.waits.Add(1)
 		<-over
+		l.b.waits.Add(-1)
 	}
 }
 
@@ -95,6 +101,46 @@ func TestBurstEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A client that does not read its answers holds up nothing that it has asked of the store: the sidecar takes no more of what it
+// has written, so what was taken waits for nothing that stands behind it.
+func TestBurstEndsWhereTheClientDoesNotRead(t *testing.T) {
+	b := new(patient)
+	s := start(t, noNews, func(o *session.Options, api *Options) {
+		b.Backend = o.Backend
+		o.Backend = b
+		api.Limits.Stall = time.Hour
+	})
+	x := s.says(t, opening)
+	x.answer()
+	var written atomic.Int64
+	var writes sync.WaitGroup
+	defer writes.Wait()
+	defer x.c.Close()
+	writes.Go(func() {
+		for i := 0; ; i++ {
+			piece := fmt.Sprintf(`{"requestId":"a%d","acquire":{"resource":"r%[1]d"}}`+"\n", i)
+			for range 20 {
+				piece += fmt.Sprintf(`{"requestId":%q,"keepAlive":{}}`+"\n", strings.Repeat("k", maxRequestID))
+			}
+			if _, err := io.WriteString(x.c, piece); err != nil {
+				return
+			}
+			written.Add(1)
+		}
+	})
+	last, since := written.Load(), time.Now()
+	eventually(t, "nothing more is taken", func() bool {
+		if n := written.Load(); n != last || s.server.standing.Load() == 0 {
+			last, since = n, time.Now()
+		}
+		return time.Since(since) > time.Second/2
+	})
+	if b.waited.Load() == 0 {
+		t.Error("nothing has waited for others")
+	}
+	eventually(t, "nothing waits for what is not taken", func() bool { return b.waits.Load() == 0 })
 }
 
 // What the receiver does itself, because too much is in flight, waits for nothing that it would have to receive.

@@ -1,9 +1,11 @@
 package localapi
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -116,4 +118,41 @@ func TestWhatAnOutcomeTells(t *testing.T) {
 		LockId: "h", Fence: 7, Sidecar: "pod", Pid: 1, Uid: 2, Gid: 3, Session: "s", Owner: "thread-4", Metadata: map[string]string{"k": "v"},
 	}
 	same(t, outcomeTo(session.Outcome{Resource: "r", Outcome: o}, now), want)
+}
+
+// slowRecords does not answer for a record before it may.
+type slowRecords struct {
+	lock.Backend
+	lock.Records
+	asked, may chan struct{}
+}
+
+func (b *slowRecords) ReadRecord(ctx context.Context, r lock.Resource) (lock.Record, error) {
+	b.asked <- struct{}{}
+	<-b.may
+	return b.Records.ReadRecord(ctx, r)
+}
+
+// TestOnceLeavesReceiving: over lines, who waits for the record of what is done once holds up nothing that comes behind.
+func TestOnceLeavesReceiving(t *testing.T) {
+	b := &slowRecords{asked: make(chan struct{}, 2), may: make(chan struct{})}
+	s := start(t, noNews, func(o *session.Options, _ *Options) {
+		b.Backend = o.Backend
+		b.Records, _ = lock.RecordsOf(o.Backend)
+		o.Backend = b
+	})
+	mayRead := sync.OnceFunc(func() { close(b.may) })
+	t.Cleanup(mayRead)
+	x := s.says(t, opening)
+	x.answer()
+	x.say(`{"requestId":"1","acquire":{"resource":"r","once":{}}}` + "\n")
+	within(t, b.asked)
+	x.say(`{"requestId":"2","keepAlive":{}}` + "\n")
+	if a := x.answer(); a.GetKeptAlive() == nil {
+		t.Errorf("answered: %v", a)
+	}
+	mayRead()
+	if a := x.answer(); a.GetGranted() == nil {
+		t.Errorf("answered: %v", a)
+	}
 }
