@@ -17,9 +17,12 @@ import (
 const (
 	// maxBatch bounds what one round trip carries.
 	maxBatch = 64
-	// linger is for how long the answer to a request that was sent is waited for
-	// although the caller's ctx has ended: mostly it comes, and nothing is unknown.
+	// linger is for how long the answer to an acquire that was sent is waited for
+	// although the caller's ctx has ended: mostly it comes, and nothing is unknown. Nobody waits for that: the app
+	// has its answer. To a release or a downgrade the app has none yet, and its time is over.
 	linger = time.Second
+	// leastLinger is for any other that is alone on its trip: to cut that short costs a connection.
+	leastLinger = 100 * time.Millisecond
 )
 
 var (
@@ -71,8 +74,19 @@ type batch struct {
 // command's, except these two, after which the command must not be looked at:
 //
 //	errNotSent: ctx ended before.
-//	errCut: it was sent, and ctx has ended a while ago.
-func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
+//	errCut: it was sent, and ctx has ended; of an acquire, a while ago.
+func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error { return b.process(ctx, cmd, 0) }
+
+// forAcquires is a batcher for acquires.
+type forAcquires struct{ *batcher }
+
+// Process is that of the batcher, with time to linger.
+func (p forAcquires) Process(ctx context.Context, cmd redis.Cmder) error {
+	return p.process(ctx, cmd, linger)
+}
+
+// process waits for so long for the answer to what was sent although ctx has ended.
+func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Duration) error {
 	if ctx.Err() != nil {
 		return errNotSent
 	}
@@ -88,7 +102,7 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 		b.mu.Unlock()
 		lock.Queued(ctx)
 		lock.Blocking(ctx)
-		err := b.alone(ctx, cmd)
+		err := b.alone(ctx, cmd, lingers)
 		b.pass()
 		return err
 	}
@@ -127,7 +141,10 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 		b.again(t)
 		return errNotSent
 	}
-	timer := time.NewTimer(linger)
+	if lingers == 0 {
+		return errCut
+	}
+	timer := time.NewTimer(lingers)
 	defer timer.Stop()
 	select {
 	case <-t.ready:
@@ -140,11 +157,12 @@ func (b *batcher) Process(ctx context.Context, cmd redis.Cmder) error {
 
 // alone sends one request in the caller's goroutine. A request that is cut short
 // costs its connection, so that takes a while.
-func (b *batcher) alone(ctx context.Context, cmd redis.Cmder) error {
+func (b *batcher) alone(ctx context.Context, cmd redis.Cmder, lingers time.Duration) error {
 	free := context.WithoutCancel(ctx)
-	if end, ok := ctx.Deadline(); ok && time.Until(end)+linger < b.timeout {
+	lingers = max(lingers, leastLinger)
+	if end, ok := ctx.Deadline(); ok && time.Until(end)+lingers < b.timeout {
 		var cancel context.CancelFunc
-		free, cancel = context.WithDeadline(free, end.Add(linger))
+		free, cancel = context.WithDeadline(free, end.Add(lingers))
 		defer cancel()
 	}
 	return b.sender.Process(free, cmd)

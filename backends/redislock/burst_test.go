@@ -185,3 +185,49 @@ func TestBurstIsOneTrip(t *testing.T) {
 		all.Wait()
 	})
 }
+
+// Who has no answer in time waits for none, though what was sent goes on; an acquire lingers.
+func TestSentAndNotWaitedFor(t *testing.T) {
+	server := testengine.New(t, testengine.Redis)
+	client := plain(t, strings.TrimPrefix(server.URL(), "redis://")+"?timeout=1m")
+	b := newBatcher(sender{client: client}, time.Minute)
+	defer b.sending.Wait()
+	resume := testengine.Pause(t, server)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer resume()
+	p := &piece{more: true}
+	ctx, cancel := context.WithCancel(lock.WithBurst(t.Context(), p))
+	hand := func(lingers time.Duration) <-chan error {
+		ended, blocks := make(chan error, 1), make(chan struct{})
+		ctx := lock.WithBlocking(ctx, sync.OnceFunc(func() { close(blocks) }))
+		all.Go(func() {
+			cmd := redis.NewCmd(ctx, "rpush", "order", "x")
+			err := b.process(ctx, cmd, lingers)
+			if err == nil && cmd.Val() == nil {
+				err = errors.New("no answer")
+			}
+			ended <- err
+		})
+		<-blocks
+		return ended
+	}
+	release, acquire := hand(0), hand(time.Hour)
+	p.end()
+	cancel()
+	if err := <-release; !errors.Is(err, errCut) {
+		t.Errorf("a release has ended with %v", err)
+	}
+	select {
+	case err := <-acquire:
+		t.Errorf("an acquire has ended with %v", err)
+	default:
+	}
+	resume()
+	if err := <-acquire; err != nil {
+		t.Errorf("an acquire that was answered after all: %v", err)
+	}
+	if n, err := client.LLen(t.Context(), "order").Result(); n != 2 || err != nil {
+		t.Errorf("Redis has carried out %d of two, %v", n, err)
+	}
+}

@@ -245,7 +245,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		ctx = context.WithValue(ctx, lock.QueuedKey{}, nil)
 	}
 	for first := true; ; first = false {
-		r := d.b.run(ctx, on, script, keys, args...)
+		r := d.b.run(ctx, forAcquires{on}, script, keys, args...)
 		if errors.Is(r.err, errNotSent) && !first && !q.Try {
 			return leasekit.Answer{}, nil // it stands in the queue
 		}

@@ -195,7 +195,9 @@ func replyOf(c *command) reply {
 func (b *Backend) run(ctx context.Context, on processor, s *script, keys []string, args ...any) reply {
 	start := time.Now()
 	cmd := newCmd(ctx, "evalsha", s.code().sha, keys, args)
-	if _, tells := on.(*batcher); !tells {
+	switch on.(type) {
+	case *batcher, forAcquires: // they say so themselves
+	default:
 		lock.Blocking(ctx)
 	}
 	err := on.Process(ctx, cmd)
