@@ -15,6 +15,9 @@ const askTime = time.Second
 
 // Acquire implements lock.Lease.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
+	if q.Bell != nil { // Await would do the same, and take stack for as long as the store is silent
+		return l.acquire(ctx, q)
+	}
 	return lock.Await(ctx, q, l.acquire)
 }
 

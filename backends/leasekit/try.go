@@ -21,9 +21,18 @@ const (
 // Acquire implements lock.Lease. A try is not refused because of a hold that no app has: it
 // waits for a moment where another sidecar may have parked it.
 func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	if !q.Try {
+	switch {
+	case q.Try:
+		return l.try(ctx, q)
+	case q.Bell != nil: // Await would do the same, and take stack for as long as the store is silent
+		return l.acquire(ctx, q)
+	default:
 		return lock.Await(ctx, q, l.acquire)
 	}
+}
+
+// try is Acquire of a try.
+func (l *Lease) try(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	q.Bell = nil // a try does not wait for long
 	g, err := lock.Await(ctx, q, l.acquire)
 	if err == nil {

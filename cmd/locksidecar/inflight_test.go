@@ -301,3 +301,22 @@ func TestFloodLeavesOthers(t *testing.T) {
 		}
 	}
 }
+
+// TestStackOfARequest: a request that is on its way while the store is silent has a stack of 8 KiB. The next size would be twice
+// as large, for each of thousands.
+func TestStackOfARequest(t *testing.T) {
+	const many, most = 1000, 10 << 10
+	server := testengine.New(t, testengine.Redis)
+	side := serveProgram(t, "--store", storeURL(server), "--ttl", "10m", "--http-addr", "127.0.0.1:0")
+	f := &flood{t: t, socket: side.socket}
+	own := linesTo(t, side.socket)
+	own.say(`{"requestId":"1","acquire":{"resource":"own","wait":"60s"}}`)
+	own.granted()
+	before := side.measures(t).stacks
+	testengine.Pause(t, server)
+	f.lines(0, many)
+	eventually(t, "all are in flight", func() bool { return side.measures(t).inFlight == many })
+	if each := (side.measures(t).stacks - before) / many; each > most {
+		t.Errorf("each has %d bytes of stack, at most %d are allowed", each, most)
+	}
+}
