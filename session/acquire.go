@@ -126,7 +126,7 @@ func (a *asking) Value(key any) any {
 // request prepares to ask the store for a hold; nil: it is not wanted any more. s.mu is
 // held.
 func (s *Session) request(h *ledger.Hold, id lock.HoldID) *asking {
-	a := &asking{call: call{values: h.Tag().(context.Context)}, s: s, h: h, q: lock.Request{ID: id}}
+	a := &asking{call: call{values: h.Tag().(context.Context), from: s}, s: s, h: h, q: lock.Request{ID: id}}
 	var wanted bool
 	if g := s.space.m.lease.Load(); g != nil && !g.lost() {
 		wanted = a.on(g)

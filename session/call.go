@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // call is the ctx of a request to the store: with the values of the app's call, and ended
@@ -11,6 +13,7 @@ import (
 // what that takes is made when somebody wants to know of the end. A call is not copied.
 type call struct {
 	values context.Context //nolint:containedctx // see above
+	from   *Session        // see lock.From
 
 	mu     sync.Mutex
 	real   context.Context //nolint:containedctx // nil while nobody wants to know of the end
@@ -62,6 +65,9 @@ func (c *call) Err() error {
 // Value implements context.Context. What is made of a call that can end finds the ctx
 // behind it, and needs no goroutine to end with it.
 func (c *call) Value(key any) any {
+	if _, from := key.(lock.FromKey); from {
+		return c.from
+	}
 	c.mu.Lock()
 	values := c.values
 	if c.real != nil {

@@ -103,7 +103,7 @@ func (s *Session) Detach(ctx context.Context, id lock.HoldID, ttl time.Duration)
 		s.space.m.loose.drop(key)
 		return Detached{}, err
 	}
-	c := &call{values: ctx}
+	c := &call{values: ctx, from: s}
 	s.ledger.Releasing(h, c)
 	d := Detached{
 		Handle: formatHandle(h.Mode(), secret, h.Resource()), Resource: h.Name(), Mode: h.Mode(), Fence: h.Fence(),

@@ -101,7 +101,7 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		s.exit()
 		return 0, nil
 	case r.Hold != nil:
-		c := &call{values: ctx}
+		c := &call{values: ctx, from: s}
 		s.ledger.Releasing(r.Hold, c)
 		s.exit()
 		n := 0
@@ -196,7 +196,7 @@ func (s *Session) Downgrade(ctx context.Context, id lock.HoldID) (Grant, error) 
 		return Grant{}, err
 	}
 	defer land()
-	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, lock.FromKey{}, s), answerLimit)
 	defer cancel()
 	for {
 		s.enter()

@@ -35,7 +35,9 @@ var (
 // while a request is on its way wait, and go together in the next round trip. So
 // one caller pays for nothing but its own request, and many callers share trips,
 // system calls and wake-ups. What comes in one piece from an app (lock.Burst) goes in one trip: its
-// first request holds the batcher, and who comes last sends all. Requests are carried out in the order in which they came.
+// first request holds the batcher, and who comes last sends all. Requests are carried out in the order in which they came, save
+// that where more wait than a trip takes, those for whom they are (lock.From) take turns: who asks for much waits for
+// itself, and others do not wait for that.
 type batcher struct {
 	sender
 	timeout time.Duration // of a request
@@ -46,13 +48,14 @@ type batcher struct {
 	held    bool // busy with a trip that is not sent yet: more is to come
 	waiting []*ticket
 	sending sync.WaitGroup
-	ends    func()    // letGo, made once
-	trips   sync.Pool // *batch, to be used again
-	tickets sync.Pool // *ticket
+	ends    func()      // letGo, made once
+	counts  map[any]int // of deal: its memory is used again
+	trips   sync.Pool   // *batch, to be used again
+	tickets sync.Pool   // *ticket
 }
 
 func newBatcher(s sender, timeout time.Duration) *batcher {
-	b := &batcher{sender: s, timeout: timeout}
+	b := &batcher{sender: s, timeout: timeout, counts: make(map[any]int)}
 	b.ends = b.letGo
 	return b
 }
@@ -60,6 +63,7 @@ func newBatcher(s sender, timeout time.Duration) *batcher {
 // ticket is a request that waits.
 type ticket struct {
 	cmd   redis.Cmder
+	from  any
 	sent  bool          // under batcher.mu
 	ready chan struct{} // gets a value when cmd has its answer
 }
@@ -106,7 +110,7 @@ func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Dur
 		b.pass()
 		return err
 	}
-	t := b.ticket(cmd)
+	t := b.ticket(ctx, cmd)
 	b.waiting = append(b.waiting, t)
 	var all *batch
 	if sends {
@@ -168,18 +172,18 @@ func (b *batcher) alone(ctx context.Context, cmd redis.Cmder, lingers time.Durat
 	return b.sender.Process(free, cmd)
 }
 
-func (b *batcher) ticket(cmd redis.Cmder) *ticket {
+func (b *batcher) ticket(ctx context.Context, cmd redis.Cmder) *ticket {
 	t, used := b.tickets.Get().(*ticket)
 	if !used {
 		t = &ticket{ready: make(chan struct{}, 1)}
 	}
-	t.cmd = cmd
+	t.cmd, t.from = cmd, lock.From(ctx)
 	return t
 }
 
 // again lets a ticket be used again that nobody else knows any more.
 func (b *batcher) again(t *ticket) {
-	t.cmd, t.sent = nil, false
+	t.cmd, t.from, t.sent = nil, nil, false
 	b.tickets.Put(t)
 }
 
@@ -230,13 +234,57 @@ func (b *batcher) next() *batch {
 	if !used {
 		next = new(batch)
 	}
-	n := min(len(b.waiting), maxBatch)
-	next.tickets = append(next.tickets, b.waiting[:n]...)
-	b.waiting = slices.Delete(b.waiting, 0, n)
+	if len(b.waiting) > maxBatch {
+		b.deal(next)
+	} else {
+		next.tickets = append(next.tickets, b.waiting...)
+		clear(b.waiting)
+		b.waiting = b.waiting[:0]
+	}
 	for _, t := range next.tickets {
 		t.sent = true
 	}
 	return next
+}
+
+// deal takes as many as a trip has room for: of each for whom somebody waits as many as of any other, as far as it has so
+// many, in the order in which they came. b.mu is held.
+func (b *batcher) deal(next *batch) {
+	clear(b.counts)
+	for _, t := range b.waiting {
+		b.counts[t.from]++
+	}
+	turns, room := 0, maxBatch // each has so many turns, and in the next one there is so much room
+	for {
+		n := 0
+		for _, has := range b.counts {
+			if has > turns {
+				n++
+			}
+		}
+		if n >= room {
+			break
+		}
+		turns, room = turns+1, room-n
+	}
+	clear(b.counts)
+	left := b.waiting[:0]
+	for _, t := range b.waiting {
+		turn := b.counts[t.from]
+		b.counts[t.from]++
+		switch {
+		case turn < turns:
+			next.tickets = append(next.tickets, t)
+		case turn == turns && room > 0:
+			next.tickets = append(next.tickets, t)
+			room--
+		default:
+			left = append(left, t)
+		}
+	}
+	clear(b.waiting[len(left):])
+	b.waiting = left
+	clear(b.counts) // of sessions that may be over
 }
 
 // unavailable makes any error of the driver an unknown outcome.

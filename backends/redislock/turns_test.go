@@ -1,0 +1,106 @@
+package redislock
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// TestTurns: where one asks for more than a trip takes, others do not wait for all of that. What is for one keeps its order.
+func TestTurns(t *testing.T) {
+	server := testengine.New(t, testengine.Redis)
+	client := plain(t, strings.TrimPrefix(server.URL(), "redis://")+"?timeout=1m")
+	b := newBatcher(sender{client: client}, time.Minute)
+	defer b.sending.Wait()
+	if err := client.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	resume := testengine.Pause(t, server)
+	var all sync.WaitGroup
+	want := map[string][]string{}
+	hand := func(from, what string) {
+		blocks := make(chan struct{})
+		ctx := lock.WithBlocking(t.Context(), sync.OnceFunc(func() { close(blocks) }))
+		if from != "" {
+			ctx = context.WithValue(ctx, lock.FromKey{}, from)
+		}
+		all.Go(func() {
+			if err := b.Process(ctx, redis.NewCmd(ctx, "rpush", "order", from+" "+what)); err != nil {
+				t.Error(err)
+			}
+		})
+		<-blocks
+		want[from] = append(want[from], from+" "+what)
+	}
+	hand("", "is on its way")
+	const many = 4 * maxBatch
+	for i := range many {
+		hand("much", strings.Repeat("x", i))
+	}
+	for _, from := range []string{"a", "b", ""} {
+		for _, what := range []string{"1", "2", "3"} {
+			hand(from, what)
+		}
+	}
+	resume()
+	all.Wait()
+	order, err := client.LRange(t.Context(), "order", 0, -1).Result()
+	if err != nil || len(order) != 1+many+9 {
+		t.Fatalf("Redis has carried out %d, %v", len(order), err)
+	}
+	for from, asked := range want {
+		var got []string
+		for i, o := range order {
+			if whose, _, _ := strings.Cut(o, " "); whose != from {
+				continue
+			}
+			if got = append(got, o); from != "much" && i > maxBatch {
+				t.Errorf("%q comes as number %d", o, i)
+			}
+		}
+		if !slices.Equal(got, asked) {
+			t.Errorf("%q: %q, want %q", from, got, asked)
+		}
+	}
+	if b.mu.Lock(); b.busy || len(b.waiting) > 0 || len(b.counts) > 0 {
+		t.Errorf("left: busy %v, %d wait, counts %v", b.busy, len(b.waiting), b.counts)
+	}
+	b.mu.Unlock()
+}
+
+// Many who ask for one thing each come in their order, and none waits for ever.
+func TestTurnsOfMany(t *testing.T) {
+	b := newBatcher(sender{}, time.Second)
+	for i := range 3 * maxBatch {
+		b.waiting = append(b.waiting, &ticket{from: i / 2})
+	}
+	var got []int
+	for len(b.waiting) > 0 {
+		next := b.next()
+		if len(next.tickets) != maxBatch {
+			t.Errorf("a trip of %d", len(next.tickets))
+		}
+		for _, t := range next.tickets {
+			got = append(got, t.from.(int))
+		}
+	}
+	for i := range maxBatch { // the first of each, before any second one
+		if got[i] != i {
+			t.Errorf("number %d is of %d", i, got[i])
+		}
+	}
+	slices.Sort(got)
+	for i, from := range got {
+		if from != i/2 {
+			t.Fatalf("%d is there %d times", i/2, len(got))
+		}
+	}
+}
