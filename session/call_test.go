@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // TestCallEndsByStopAlone: the ctx of a request to the store has the values of the app's call
@@ -38,6 +40,31 @@ func TestCallEndsByStopAlone(t *testing.T) {
 		}
 		if c.Value(key{}) != "kept" {
 			t.Error("its value is lost with its end")
+		}
+	})
+}
+
+// TestCallsSayForWhom: whatever an app asks of the store, its session is told with it, so that a driver can let sessions take turns.
+func TestCallsSayForWhom(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		calls := 0
+		sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
+			if from := lock.From(ctx); from != any(s) {
+				t.Errorf("a call is made for %v", from)
+			}
+			calls++
+			return do(ctx)
+		}, opAcquire, opDowngrade, opRelease, opDetach)
+		g := must(t, s, exclusive)
+		_, err := s.Downgrade(t.Context(), g.LockID)
+		isErr(t, err, nil)
+		_, err = s.Release(t.Context(), g.LockID, "")
+		isErr(t, err, nil)
+		take(t, s, time.Minute)
+		if calls != 5 {
+			t.Errorf("%d calls", calls)
 		}
 	})
 }
