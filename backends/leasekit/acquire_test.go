@@ -114,6 +114,34 @@ func TestTryLeavesNothing(t *testing.T) {
 	})
 }
 
+// TestTryAfterALostAnswer: a try whose first answer was lost, and that finds a hold that another sidecar may have parked, is refused.
+// It does not ask again by the id that was given up with it: the store would say that somebody has taken it away.
+func TestTryAfterALostAnswer(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() {
+			k.f.taken["r"] = true
+			k.f.holders = []lock.Holding{{ID: "parked", Lease: "another", Cohort: true}}
+		})
+		q := k.request("r")
+		q.Try = true
+		k.f.on("ask", once(down))
+		_, err := k.Acquire(k.t.Context(), q)
+		k.is("the first", err, lock.ErrUnavailable)
+		_, err = k.Acquire(k.t.Context(), q)
+		k.is("the second", err, lock.ErrHeld)
+		if n := k.f.count("ask"); n != 2 {
+			t.Errorf("asked %d times", n)
+		}
+		q = k.request("r")
+		q.Try = true
+		_, err = k.Acquire(k.t.Context(), q)
+		k.is("another", err, lock.ErrHeld)
+		if n := k.f.count("ask"); n <= 3 {
+			t.Error("it did not wait for what may be parked")
+		}
+	})
+}
+
 func TestGiveUp(t *testing.T) {
 	bubble(t, func(k *kit) {
 		k.f.change(func() { k.f.taken["r"] = true })

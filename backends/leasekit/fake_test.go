@@ -26,6 +26,7 @@ type fake struct {
 	entries  map[lock.HoldID]*stored
 	order    []lock.HoldID // of waiters
 	taken    map[lock.Resource]bool
+	holders  []lock.Holding       // who has it, as a try is told
 	gone     map[lock.HoldID]bool // given up, and a copy of the request may arrive
 	refused  map[lock.HoldID]bool // a copy of the request has ended a hold that was forced; another copy may bring it back
 	over     bool
@@ -134,7 +135,7 @@ func (f *fake) Ask(ctx context.Context, q lock.Request) (a Answer, err error) {
 			f.drop(q.ID)
 			return lock.ErrNotHolder
 		case e == nil && q.Try && f.taken[q.Resource]:
-			return &lock.HeldError{Cause: lock.ErrHeld}
+			return &lock.HeldError{Cause: lock.ErrHeld, Status: lock.Status{Holders: f.holders}}
 		case e == nil:
 			e = &stored{Ref: Ref{q.Resource, q.ID}}
 			f.entries[q.ID] = e

@@ -34,13 +34,14 @@ func (l *Lease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error)
 // try is Acquire of a try.
 func (l *Lease) try(ctx context.Context, q lock.Request) (lock.Grant, error) {
 	q.Bell = nil // a try does not wait for long
+	spent := l.copied(q.ID)
 	g, err := lock.Await(ctx, q, l.acquire)
 	if err == nil {
 		return g, nil
 	}
 	held, refused := refusal(err)
 	q.Try = false
-	for n := 0; n < mostTries && refused && ctx.Err() == nil && l.mayBeParked(held.Status); n++ {
+	for n := 0; n < mostTries && refused && !spent && ctx.Err() == nil && l.mayBeParked(held.Status); n++ {
 		soon, cancel := context.WithTimeout(ctx, tryTime)
 		g, err = lock.Await(soon, q, l.acquire)
 		cancel()
@@ -52,6 +53,15 @@ func (l *Lease) try(ctx context.Context, q lock.Request) (lock.Grant, error) {
 		held.Cause, held.Position = lock.ErrHeld, 0
 	}
 	return g, err
+}
+
+// copied tells whether a request had no answer before, so that a copy of it may arrive. When it is refused, the store remembers that
+// its id was given up: by that nothing can be asked for any more.
+func (l *Lease) copied(id lock.HoldID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[id]
+	return e != nil && e.copies
 }
 
 func refusal(err error) (*lock.HeldError, bool) {
