@@ -198,6 +198,32 @@ func TestDetachTakenOverUnheard(t *testing.T) {
 	})
 }
 
+// TestDetachTakenOverAsItIsReleased: the release of a lock that is taken over at the same moment, or whose handle is released, says so, also
+// before the news of it has come. The store has lost nothing.
+func TestDetachTakenOverAsItIsReleased(t *testing.T) {
+	for what, f := range map[string]func(t *testing.T, other *sidecar, d Detached){
+		"attached elsewhere": func(t *testing.T, other *sidecar, d Detached) { must(t, other.session(), attach(d)) },
+		"handle released": func(t *testing.T, other *sidecar, d Detached) {
+			isErr(t, other.ReleaseHandle(t.Context(), d.Handle), nil)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				one, two := e.sidecar(), e.sidecar()
+				s := one.session()
+				_, d := take(t, s, time.Minute)
+				g := must(t, s, attach(d))
+				one.way.on(func(ctx context.Context, do func(context.Context) error) error {
+					f(t, two, d)
+					return do(ctx)
+				}, opDetach)
+				_, err := s.Release(t.Context(), g.LockID, "")
+				isLost(t, err, TakenOver)
+			})
+		})
+	}
+}
+
 // TestDetachTakenOverCopy: a copy of the request that attached a lock, which comes when another app has taken it over,
 // does not take it back. When the app knows of its loss, it may attach again.
 func TestDetachTakenOverCopy(t *testing.T) {

@@ -146,6 +146,8 @@ func release(ctx context.Context, s *Session, h *ledger.Hold) LostReason {
 		switch {
 		case err == nil:
 			return 0
+		case errors.Is(err, lock.ErrNotHolder) && h.Attached(): // the news of that are on their way
+			lost = TakenOver
 		case errors.Is(err, lock.ErrNotHolder):
 			lost = StoreLost
 		case errors.Is(err, lock.ErrLeaseLost):

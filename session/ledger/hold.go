@@ -86,6 +86,9 @@ func (x *Exit) Detaches() bool { return x != nil && x.TTL > 0 }
 // Exit tells how a hold leaves; nil: it is released.
 func (h *Hold) Exit() *Exit { return h.exit }
 
+// Attached tells whether it was attached by a handle, by which somebody else may take it over.
+func (h *Hold) Attached() bool { return h.handle != "" }
+
 // Mode is that of the hold.
 func (h *Hold) Mode() lock.Mode { return h.mode }
 
