@@ -479,3 +479,11 @@ func TestConcludeBeyondTheBudget(t *testing.T) {
 		}
 	})
 }
+
+func TestLooksOf(t *testing.T) {
+	for flights, want := range map[int64]int64{0: 0, 1: 1, 8: 1, 64: 8} {
+		if n := looksOf(flights); n != want {
+			t.Errorf("beside %d there may be %d looks, want %d", flights, n, want)
+		}
+	}
+}
