@@ -32,11 +32,14 @@ type acceptor interface {
 	AcceptUnix() (*net.UnixConn, error)
 }
 
-// accept takes connections until the listener is closed. It waits for nobody: what
-// may block, such as a log, is done aside.
-func (s *Server) accept(ctx context.Context, l acceptor, w *peercred.Watcher) {
+// accept takes connections until the listener is closed, no faster than pace; nil: as fast as it can. It waits for
+// nobody else: what may block, such as a log, is done aside.
+func (s *Server) accept(ctx context.Context, l acceptor, w *peercred.Watcher, pace *pace) {
 	var logged time.Time
 	for {
+		if pace != nil && !sleep(ctx, pace.next(time.Now())) {
+			return
+		}
 		c, err := l.AcceptUnix()
 		switch {
 		case errors.Is(err, net.ErrClosed):
@@ -46,14 +49,25 @@ func (s *Server) accept(ctx context.Context, l acceptor, w *peercred.Watcher) {
 				logged = time.Now()
 				s.aside(func() { s.o.Logger.Error("cannot accept connections; trying again and again", keyError, err) })
 			}
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
+			if !sleep(ctx, acceptPause) {
 				return
 			}
 			continue
 		}
 		s.enter(ctx, c, w)
+	}
+}
+
+// sleep is false when ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -59,7 +59,7 @@ func TestAcceptGoesOn(t *testing.T) {
 				if ended {
 					time.AfterFunc(24*time.Second+acceptPause/2, cancel)
 				}
-				s.accept(ctx, l, nil)
+				s.accept(ctx, l, nil, nil)
 				s.running.Wait()
 				if took, want := time.Since(began), 25*time.Second; !ended && took != want || ended && took >= want {
 					t.Errorf("it took %s", took)

@@ -17,7 +17,11 @@ import (
 type Options struct {
 	Manager *session.Manager
 	Socket  string      // path of the Unix socket; its directory is made when missing, for the sidecar's user only
-	Mode    fs.FileMode // of the socket file; default 0660
+	Mode    fs.FileMode // of the socket files; default 0660
+	// SideDoors is a folder of folders, in each of which a socket is served besides, with the name of Socket, as long as
+	// the folder is there. Each is for one pod, named by its uid: one that connects as fast as it can fills its
+	// own line of waiting connections and nobody else's. Empty: none.
+	SideDoors string
 	// Replace takes the socket from a sidecar that serves it. That one keeps the connections that it
 	// has. A socket that was made so is not removed at the end.
 	Replace bool
@@ -81,11 +85,13 @@ const (
 	filesPerConnection = 2
 	// otherFiles are left for the store's connections, logs and the rest.
 	otherFiles = 128
+	// sideFiles are left for side doors: more than there are pods on a node.
+	sideFiles = 512
 )
 
 func (o Options) withDefaults() Options {
 	setDefault(&o.Mode, defaultMode)
-	setDefault(&o.Limits.Connections, affordableConnections())
+	setDefault(&o.Limits.Connections, affordableConnections(o.SideDoors != ""))
 	setDefault(&o.Limits.ConnectionsPerUID, o.Limits.Connections-o.Limits.Connections/4)
 	setDefault(&o.Limits.PerSpace.Connections, max(1, o.Limits.Connections/2))
 	setDefault(&o.Limits.PerSpace.Watches, o.Limits.PerSpace.Connections)
@@ -122,13 +128,17 @@ func setDefault[T comparable](v *T, d T) {
 
 // affordableConnections is the default limit, or less where the process may not
 // open that many files: a refused connection is better than an accept that fails.
-func affordableConnections() int {
+func affordableConnections(sideDoors bool) int {
+	others := otherFiles
+	if sideDoors {
+		others += sideFiles
+	}
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return defaultConnections
 	}
-	if files.Cur >= defaultConnections*filesPerConnection+otherFiles {
+	if files.Cur >= uint64(defaultConnections*filesPerConnection+others) { //nolint:gosec // some thousands
 		return defaultConnections
 	}
-	return max(16, (int(files.Cur)-otherFiles)/filesPerConnection)
+	return max(16, (int(files.Cur)-others)/filesPerConnection)
 }

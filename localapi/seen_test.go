@@ -40,14 +40,20 @@ func TestDefaultLimits(t *testing.T) {
 		}
 	}()
 	for files, want := range map[uint64]int{160: 16, 162: 17, 1128: 500, 8319: 4095, 8320: 4096, 8321: 4096, 9000: 4096} {
-		if files > before.Max {
-			continue
-		}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: before.Max}); err != nil {
-			t.Fatal(err)
-		}
-		if got := affordableConnections(); got != want {
-			t.Errorf("%d connections with %d files, want %d", got, files, want)
+		for _, sideDoors := range []bool{false, true} {
+			n := files
+			if sideDoors {
+				n += sideFiles
+			}
+			if n > before.Max {
+				continue
+			}
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: before.Max}); err != nil {
+				t.Fatal(err)
+			}
+			if got := affordableConnections(sideDoors); got != want {
+				t.Errorf("%d connections with %d files, side doors %v, want %d", got, n, sideDoors, want)
+			}
 		}
 	}
 }

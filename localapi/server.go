@@ -136,9 +136,10 @@ func (s *Server) Run(ctx context.Context) error {
 	watch.Go(func() { failed <- watcher.Run(watching) })
 	servers.Go(func() { failed <- grpcServer.Serve(s.grpcConns) })
 	servers.Go(func() { failed <- httpServer.Serve(s.httpConns) })
-	door := &door{s: s, enter: func(l *socketFile) { s.accept(s.stopping, l.UnixListener, watcher) }}
+	door := &door{s: s, enter: func(l *socketFile) { s.accept(s.stopping, l.UnixListener, watcher, nil) }}
 	err = door.open(socket)
 	watch.Go(func() { door.watch(s.stopping) })
+	side := s.openSideDoors(door, func(l *socketFile) { s.accept(s.stopping, l.UnixListener, watcher, newPace()) })
 	close(s.listening)
 	s.o.Logger.Info("serving", keySocket, s.o.Socket)
 
@@ -148,6 +149,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.beginStop()
 	err = errors.Join(err, door.close())
+	side.close()
 	s.stopServers(context.WithoutCancel(ctx), grpcServer, httpServer)
 	servers.Wait()
 	s.running.Wait()

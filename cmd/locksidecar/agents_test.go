@@ -13,7 +13,7 @@ import (
 func (n *testNode) begin(cgroup string, args ...string) *program {
 	n.t.Helper()
 	return launchIn(n.t, 0, cgroup, binary, append([]string{"serve", "--socket", n.socket, "--socket-mode", "0666", "--principal", "pod", "--space", "namespace",
-		"--pods-folder", string(n.folder)}, args...)...)
+		"--pods-folder", string(n.folder), "--sockets-folder", n.sockets}, args...)...)
 }
 
 // TestAgentsOfAPrivateStore: two agents whose stores know nothing of each other never serve the same node,

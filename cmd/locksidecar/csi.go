@@ -11,8 +11,8 @@ import (
 	"github.com/locksidecar/locksidecar/node/csi"
 )
 
-const csiHelp = `Csi brings the folder with a node's socket into pods, as a driver of CSI volumes, and
-writes down which pods have it. It registers with the kubelet by itself, and runs until
+const csiHelp = `Csi brings into each pod a folder with a socket for it, as a driver of CSI volumes, and
+writes down which pods have one. It registers with the kubelet by itself, and runs until
 SIGTERM, SIGINT or SIGHUP. What it has mounted stays.
 
 It must be root of the node, and its mounts must be seen there: in a container, privileged, with the
@@ -33,7 +33,7 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong settings.`
 func newCSI(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "csi",
-		Short: "Bring the node's socket into pods",
+		Short: "Bring the node's sockets into pods",
 		Long:  csiHelp,
 		Args:  noArgs,
 	}
@@ -42,8 +42,8 @@ func newCSI(io streams) *cobra.Command {
 	f.StringVar(&o.Name, "driver-name", "node.locksidecar.io", "name of the driver, as in the CSIDriver object and in volumes")
 	f.StringVar(&o.Node, "node-name", "", "name of this node (default: the host's name)")
 	f.StringVar(&o.Kubelet, "kubelet-folder", "/var/lib/kubelet", "the kubelet's folder (its --root-dir), at the path by which the kubelet names it")
-	f.StringVar(&o.Folder, "node-folder", "/run/locksidecar-node", "folder of the node that the driver shares with who listens: socket/ is mounted into pods, and pods/ has a file for each pod")
-	f.Uint32Var(&o.Owner, "socket-owner", 0, "user and group who may make the socket: whom the folder socket/ belongs to")
+	f.StringVar(&o.Folder, "node-folder", "/run/locksidecar-node", "folder of the node that the driver shares with who listens: sockets/ has a folder for each pod, which is mounted into it, and pods/ has a file for each pod")
+	f.Uint32Var(&o.Owner, "socket-owner", 0, "user and group who may make the sockets: whom the folder socket/ and those in sockets/ belong to")
 	log := addLog(cmd, "info")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if o.Logger, err = log.logger(io.err); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,19 +17,79 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/locksidecar/locksidecar/client"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// neighbourEnv makes an app of the test binary: "pairs" or "attack".
+// neighbourEnv makes an app of the test binary: "pairs", "connects", "attack" or "storm".
 const neighbourEnv = "NEIGHBOUR_OF_THE_TEST"
 
 // neighbour is the app.
 func neighbour(what string) error {
-	if what == "attack" {
-		attack(os.Getenv("LOCKSIDECAR_SOCKET"))
+	switch socket := os.Getenv("LOCKSIDECAR_SOCKET"); what {
+	case "attack":
+		attack(socket)
+	case "storm":
+		storm(socket)
+	case "connects":
+		return connects()
 	}
 	return pairs()
+}
+
+// connects is as pairs, with new connections for each: one with which the client finds the sidecar, and that of its
+// session.
+func connects() error {
+	ctx := context.Background()
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		var resource string
+		var n int
+		if _, err := fmt.Sscan(in.Text(), &resource, &n); err != nil {
+			return err
+		}
+		took := make([]time.Duration, 0, n)
+		for len(took) < n {
+			begin := time.Now()
+			c, err := client.Dial(ctx, "")
+			if err != nil {
+				return err
+			}
+			s, err := c.OpenSession(ctx, client.SessionOptions{})
+			if err == nil {
+				err = pair(ctx, s, resource)
+			}
+			if err := errors.Join(err, c.Close()); err != nil {
+				return err
+			}
+			took = append(took, time.Since(begin))
+		}
+		slices.Sort(took)
+		fmt.Println(took[n/2].Nanoseconds())
+	}
+	return nil
+}
+
+// storm connects and hangs up, as fast as it can, from several threads.
+func storm(socket string) {
+	var tried atomic.Int64
+	for range 4 {
+		go func() {
+			to := &unix.SockaddrUnix{Name: socket}
+			for {
+				fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					continue
+				}
+				if unix.Connect(fd, to) == nil && tried.Add(1)%1000 == 0 { // it waits where the line is full
+					fmt.Println(tried.Load())
+				}
+				_ = unix.Close(fd)
+			}
+		}()
+	}
+	select {}
 }
 
 // pairs takes and releases a lock, as often as each line that it reads says, and answers with the median time of a
@@ -110,7 +171,7 @@ func (n *testNode) app(cgroup, what string) (*program, io.Writer) {
 	}
 	defer func() { _ = dir.Close() }()
 	cmd := exec.CommandContext(context.Background(), os.Args[0])
-	cmd.Env = cleanEnv(neighbourEnv+"="+what, "LOCKSIDECAR_SOCKET="+n.socket, "GORACE=atexit_sleep_ms=0")
+	cmd.Env = cleanEnv(neighbourEnv+"="+what, "LOCKSIDECAR_SOCKET="+n.socketOf(cgroup), "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -156,7 +217,7 @@ func TestAttackOnANeighbour(t *testing.T) {
 	agent := n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis), "--allow-service-account", "*/*", "--max-connections-per-uid", "64",
 		"--max-connections-per-service-account", "100", "--max-sessions-per-service-account", "90", "--max-holds-per-service-account", "5000")...)
 	other := *n
-	other.socket = elsewhere(t)
+	other.socket, other.sockets = elsewhere(t), t.TempDir()
 	hostile := []string{n.pod("hostile-1", "shop/hostile"), n.pod("hostile-2", "shop/hostile")}
 	const most, times, pairs = 5, 6, 200
 	for _, account := range []string{"shop/orders", "bank/ledger"} {
@@ -191,6 +252,35 @@ func TestAttackOnANeighbour(t *testing.T) {
 	t.Logf("%d connections were told that they are refused", strings.Count(agent.err.String(), "connection refused"))
 	if !strings.Contains(agent.err.String(), "at most 100 connections of one service account") {
 		t.Error("nothing was refused")
+	}
+}
+
+// TestConnectsUnderAttack: pods that connect as fast as they can, in whatever way, do not keep a neighbour from new
+// connections, in their namespace and in another one: 200 with a lock each are done within a minute. With one
+// socket for all they are not, or fail.
+func TestConnectsUnderAttack(t *testing.T) {
+	n := newTestNode(t)
+	n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis), "--allow-service-account", "*/*", "--max-connections-per-uid", "64")...)
+	neighbours := make(map[string]func() time.Duration)
+	for _, account := range []string{"shop/orders", "bank/ledger"} {
+		p, in := n.app(n.pod("neighbour", account), "connects")
+		measured(t, p, in, "mine", 5)
+		neighbours[account] = func() time.Duration { return measured(t, p, in, "mine", 200) }
+	}
+	for _, how := range []string{"attack", "storm"} {
+		for i := range 2 {
+			attacker, _ := n.app(n.pod(fmt.Sprint(how, i), "shop/hostile"), how)
+			eventually(t, "it attacks", func() bool { return strings.Count(attacker.out.String(), "\n") > 2 })
+		}
+	}
+	for account, measured := range neighbours {
+		begin := time.Now()
+		took := measured()
+		all := time.Since(begin)
+		t.Logf("%s: 200 connections with a lock each took %s, the median %s", account, all, took)
+		if all > time.Minute {
+			t.Errorf("%s: too long", account)
+		}
 	}
 }
 

@@ -27,10 +27,11 @@ func hexOf(n int) string {
 // testNode is a node of Kubernetes as far as an agent sees it: cgroups as the kubelet makes them, and
 // what the driver writes down.
 type testNode struct {
-	t      *testing.T
-	root   string
-	folder podid.Folder
-	socket string
+	t       *testing.T
+	root    string
+	folder  podid.Folder
+	sockets string // a folder for each pod
+	socket  string // of the agent itself
 }
 
 func newTestNode(t *testing.T) *testNode {
@@ -42,7 +43,11 @@ func newTestNode(t *testing.T) *testNode {
 		var of unix.Statfs_t
 		if unix.Statfs(root, &of) == nil && of.Type == unix.CGROUP2_SUPER_MAGIC {
 			dir := socketDir(t)
-			return &testNode{t: t, root: root, folder: podid.Folder(dir), socket: filepath.Join(dir, "s")}
+			n := &testNode{t: t, root: root, folder: podid.Folder(dir), sockets: filepath.Join(dir, "sockets"), socket: filepath.Join(dir, "s")}
+			if err := os.Mkdir(n.sockets, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			return n
 		}
 	}
 	t.Skip("there is no cgroup v2")
@@ -67,8 +72,26 @@ func (n *testNode) pod(name, account string) (cgroup string) {
 		if err := n.folder.Write(podid.Said{UID: uid, Namespace: namespace, Name: name, ServiceAccount: serviceAccount}); err != nil {
 			n.t.Fatal(err)
 		}
+		if err := os.Mkdir(filepath.Join(n.sockets, uid), 0o755); err != nil {
+			n.t.Fatal(err)
+		}
 	}
 	return container
+}
+
+// socketOf is the socket that is found in a container: that of the pod, or the agent's own where nothing was said of the
+// pod.
+func (n *testNode) socketOf(cgroup string) string {
+	n.t.Helper()
+	below := strings.TrimPrefix(cgroup, filepath.Join(n.root, "kubepods", "pod"))
+	pod, _, _ := strings.Cut(below, "/")
+	folder := filepath.Join(n.sockets, pod)
+	if _, err := os.Stat(folder); err != nil {
+		return n.socket
+	}
+	socket := filepath.Join(folder, filepath.Base(n.socket))
+	eventually(n.t, "the pod has a socket", func() bool { _, err := os.Stat(socket); return err == nil })
+	return socket
 }
 
 // agent starts the sidecar of the node in a container.
@@ -96,7 +119,7 @@ func (n *testNode) in(cgroup string, args ...string) result {
 
 func (n *testNode) start(cgroup string, args ...string) *program {
 	n.t.Helper()
-	return launchIn(n.t, 0, cgroup, binary, append([]string{args[0], "--socket", n.socket}, args[1:]...)...)
+	return launchIn(n.t, 0, cgroup, binary, append([]string{args[0], "--socket", n.socketOf(cgroup)}, args[1:]...)...)
 }
 
 // holds starts who holds a lock for long, in a container.

@@ -181,6 +181,7 @@ func (s *serveFlags) pods(o *sidecarOptions) (err error) {
 	// Agents that follow one another serve at the same time for a while. If each had a store of its own, each would
 	// grant the same locks.
 	o.replace = !backends.Private(o.store)
+	o.sideDoors = s.socketsFolder
 	o.hideNames = true // all pods of a cluster reach --http-addr
 	o.access.AdminUIDs, o.access.Admins = nil, []string{localapi.NodePrincipal}
 	o.principals, err = localapi.ByPod(podid.Folder(s.podsFolder), func(p podid.Principal) bool {

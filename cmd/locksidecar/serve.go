@@ -90,6 +90,7 @@ type serveFlags struct {
 
 	allowAccounts []string
 	podsFolder    string
+	socketsFolder string
 }
 
 func newServe(io streams) *cobra.Command {
@@ -130,6 +131,7 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.StringSliceVar(&s.allowUnits, "allow-unit", nil, "systemd units whose processes may connect, with --principal unit")
 	f.StringSliceVar(&s.allowAccounts, "allow-service-account", nil, "NAMESPACE/NAME: pods of these service accounts may connect, with --principal pod; each part may end in *")
 	f.StringVar(&s.podsFolder, "pods-folder", "/run/locksidecar-node/pods", "where the node's driver (locksidecar csi) writes down which pods there are, with --principal pod")
+	f.StringVar(&s.socketsFolder, "sockets-folder", "/run/locksidecar-node/sockets", "where that driver makes a folder for each pod, in which this sidecar makes a socket for it, with the name of --socket, with --principal pod")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user, if there is no --admin-unit either)")
 	f.StringSliceVar(&s.adminUnits, "admin-unit", nil, "systemd units whose processes may take locks from others, with --principal unit")
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")

@@ -42,6 +42,7 @@ type sidecarOptions struct {
 	access     localapi.Access
 	principals localapi.Principals // nil: the uid
 	replace    bool                // the socket of a sidecar that runs
+	sideDoors  string              // as in localapi.Options
 	spaces     func(string) string // of a principal; nil: all have one
 	hideNames  bool                // in metrics, but for those of spaces
 	apiLimits  localapi.Limits
@@ -126,6 +127,7 @@ func newSidecar(ctx context.Context, o sidecarOptions) (_ *sidecar, err error) {
 		Mode:       o.socketMode,
 		Access:     o.access,
 		Replace:    o.replace,
+		SideDoors:  o.sideDoors,
 		Principals: o.principals,
 		Spaces:     o.spaces,
 		Limits:     o.apiLimits,

@@ -143,11 +143,11 @@ func TestReachesTheSocket(t *testing.T) {
 	p := n.start()
 	n.must(p.publish(one, "locks"))
 	target := n.target(one, "locks")
-	n.answers("first")
+	n.answers(one, "first")
 	if got := n.hears(target); got != "first" {
 		t.Errorf("heard %q", got)
 	}
-	n.answers("second") // an upgrade
+	n.answers(one, "second") // an upgrade
 	if got := n.hears(target); got != "second" {
 		t.Errorf("heard %q", got)
 	}
@@ -179,7 +179,7 @@ func TestNobodyWritesThroughAVolume(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(target, "locksidecar.sock"), 0o755); !errors.Is(err, unix.EROFS) {
 		t.Errorf("made a folder for a subPath: %v", err)
 	}
-	n.answers("agent")
+	n.answers(one, "agent")
 	for what, err := range map[string]error{
 		"the folder's group": os.Chown(target, -1, 1),
 		"the socket's mode":  os.Chmod(filepath.Join(target, "locksidecar.sock"), 0),
@@ -194,16 +194,51 @@ func TestNobodyWritesThroughAVolume(t *testing.T) {
 	}
 }
 
+// Each pod has a folder of its own, which belongs to the agent: who has one reaches no other pod's socket. It goes with
+// the pod's last volume, with the socket that is in it.
+func TestEachPodHasItsOwnSocket(t *testing.T) {
+	n := newNode(t)
+	p := n.start()
+	n.must(p.publish(one, "locks"))
+	n.must(p.publish(one, "more"))
+	n.must(p.publish(another, "locks"))
+	n.answers(one, "of one")
+	n.answers(another, "of another")
+	for target, want := range map[string]string{n.target(one, "locks"): "of one", n.target(one, "more"): "of one", n.target(another, "locks"): "of another"} {
+		if got := n.hears(target); got != want {
+			t.Errorf("%s: heard %q, not %q", target, got, want)
+		}
+		if entries, err := os.ReadDir(target); err != nil || len(entries) != 1 {
+			t.Errorf("%s has %v, %v", target, entries, err)
+		}
+	}
+	for path, owner := range map[string]uint32{n.socket(one): agentIs, filepath.Dir(n.socket(one)): 0} {
+		var folder syscall.Stat_t
+		if err := syscall.Stat(path, &folder); err != nil || folder.Uid != owner || folder.Gid != owner || folder.Mode&0o777 != 0o755 {
+			t.Errorf("%s: %v, user %d, mode %o", path, err, folder.Uid, folder.Mode)
+		}
+	}
+	n.must(p.unpublish(one, "locks"))
+	if got := n.hears(n.target(one, "more")); got != "of one" {
+		t.Errorf("after the first of two volumes: heard %q", got)
+	}
+	n.must(p.unpublish(one, "more"))
+	n.want("one is gone", 1, another)
+	if got := n.hears(n.target(another, "locks")); got != "of another" {
+		t.Errorf("after another pod's end: heard %q", got)
+	}
+}
+
 // What is mounted beneath the socket's folder does not come into pods.
 func TestNothingBeneath(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
-	beneath := filepath.Join(n.o.Folder, socketFolder, "beneath")
-	n.must(os.Mkdir(beneath, 0o755))
+	beneath := filepath.Join(n.socket(one), "beneath")
+	n.must(os.MkdirAll(beneath, 0o755))
 	n.must(unix.Mount("none", beneath, "tmpfs", 0, ""))
 	n.must(os.WriteFile(filepath.Join(beneath, "secret"), nil, 0o600))
 	n.must(p.publish(one, "locks"))
-	later := filepath.Join(n.o.Folder, socketFolder, "later")
+	later := filepath.Join(n.socket(one), "later")
 	n.must(os.Mkdir(later, 0o755))
 	n.must(unix.Mount("none", later, "tmpfs", 0, ""))
 	n.want("mounted", 1, one)
@@ -332,9 +367,9 @@ func TestMountedOtherwise(t *testing.T) {
 	p := n.start()
 	n.must(p.publish(one, "locks"))
 	target := n.target(one, "locks")
-	socket := filepath.Join(n.o.Folder, socketFolder)
+	socket := n.socket(one)
 	n.must(os.Remove(socket))
-	n.answers("new")
+	n.answers(one, "new")
 	n.must(p.publish(one, "locks"))
 	n.want("mounted again", 1, one)
 	if got := n.hears(target); got != "new" {

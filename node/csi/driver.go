@@ -31,9 +31,10 @@ const (
 
 // What is in the node's folder.
 const (
-	socketFolder = "socket" // the agent's socket; mounted into pods
-	podsFolder   = "pods"   // what was said of pods
-	lockFile     = "driver.lock"
+	socketFolder  = "socket"  // the agent's own socket
+	socketsFolder = "sockets" // a folder for each pod, which is mounted into it: the agent makes a socket there
+	podsFolder    = "pods"    // what was said of pods
+	lockFile      = "driver.lock"
 )
 
 // registry is where the kubelet looks for plugins, in its folder. Names that begin with a dot
@@ -47,7 +48,7 @@ type Options struct {
 	Node    string // the name of this node
 	Kubelet string // the kubelet's folder
 	Folder  string // the node's folder, which the driver and the agent share
-	Owner   uint32 // user and group of the agent, who makes the socket
+	Owner   uint32 // user and group of the agent, who makes the sockets
 	Logger  hclog.Logger
 }
 
@@ -91,7 +92,7 @@ func Run(ctx context.Context, o Options) (err error) {
 			return fmt.Errorf("there is no kubelet here: %w", err)
 		}
 	}
-	for _, folder := range []string{socketFolder, podsFolder} {
+	for _, folder := range []string{socketFolder, socketsFolder, podsFolder} {
 		if err := makeFolder(filepath.Join(o.Folder, folder)); err != nil {
 			return fmt.Errorf("make the node's folders: %w", err)
 		}
@@ -108,7 +109,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer unlock()
 	d := &driver{o: o, volumes: &volumes{
 		kubelet: o.Kubelet,
-		socket:  filepath.Join(o.Folder, socketFolder),
+		sockets: sockets{filepath.Join(o.Folder, socketsFolder), int(o.Owner)},
 		pods:    podid.Folder(filepath.Join(o.Folder, podsFolder)),
 	}}
 	if err := d.volumes.pods.Tidy(); err != nil {

@@ -18,7 +18,7 @@ import (
 // when the kubelet asks again, and when the pod was deleted meanwhile.
 func TestKilledWhileItMounts(t *testing.T) {
 	ask := func(p *process) error { return p.publish(one, "locks") }
-	killed(t, 7, func(*process) error { return nil }, ask, map[string]func(*node){
+	killed(t, 8, func(*process) error { return nil }, ask, map[string]func(*node){
 		"asked again": func(n *node) {
 			p := n.start()
 			n.must(p.publish(one, "locks"))

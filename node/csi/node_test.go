@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -40,6 +41,7 @@ const (
 const (
 	driverIs = "node.locksidecar.io"
 	nodeIs   = "node-1"
+	agentIs  = 1234 // its user
 )
 
 func TestMain(m *testing.M) {
@@ -101,6 +103,7 @@ func options(dir string) Options {
 		Node:    nodeIs,
 		Kubelet: filepath.Join(dir, "k"),
 		Folder:  filepath.Join(dir, "n"),
+		Owner:   agentIs,
 		Logger:  hclog.New(&hclog.LoggerOptions{Output: os.Stderr}),
 	}
 }
@@ -396,12 +399,22 @@ func (n *node) want(when string, mounts int, pods ...pod) {
 			n.t.Errorf("%s: %+v, %v", when, got, err)
 		}
 	}
+	folders, err := os.ReadDir(filepath.Join(n.o.Folder, socketsFolder))
+	n.must(err)
+	for _, f := range folders {
+		if !slices.ContainsFunc(pods, func(p pod) bool { return p.uid == f.Name() }) {
+			n.t.Errorf("%s: there is a folder %s for the socket of no pod", when, f.Name())
+		}
+	}
 }
 
-// answers listens in the node's folder as the agent will, and says a word to whoever connects.
-func (n *node) answers(word string) {
+// socket is the folder that is mounted into a pod.
+func (n *node) socket(of pod) string { return filepath.Join(n.o.Folder, socketsFolder, of.uid) }
+
+// answers listens in the folder of a pod as the agent will, and says a word to whoever connects.
+func (n *node) answers(of pod, word string) {
 	n.t.Helper()
-	folder := filepath.Join(n.o.Folder, socketFolder)
+	folder := n.socket(of)
 	n.must(os.MkdirAll(folder, 0o755))
 	path := filepath.Join(folder, "locksidecar.sock")
 	l, err := net.Listen("unix", path+".new")

@@ -31,7 +31,7 @@ func (t target) folder() string { return filepath.Join(t.pod, ofPod, t.volume) }
 // volumes are the mounts on this node. All that it knows is on the node, none of it in here.
 type volumes struct {
 	kubelet string       // the kubelet's folder
-	socket  string       // the folder that is mounted
+	sockets sockets      // what is mounted
 	pods    podid.Folder // what was said of pods
 
 	mu sync.Mutex // one change at a time
@@ -60,15 +60,14 @@ func (v *volumes) publish(t target, said podid.Said) (mounted bool, err error) {
 		return false, fmt.Errorf("open the folder of the volume: %w", err)
 	}
 	defer folder.close()
-	socket, err := openFolder(v.socket)
-	if err != nil {
-		return false, fmt.Errorf("open the folder of the socket: %w", err)
-	}
-	defer socket.close()
 	if err := v.pods.Write(said); err != nil {
 		return false, fmt.Errorf("write down pod %s: %w", said.UID, err)
 	}
-	mounted, err = mountAt(folder, socket)
+	socket, err := v.sockets.of(t.pod)
+	if err == nil {
+		defer socket.close()
+		mounted, err = mountAt(folder, socket)
+	}
 	if err != nil {
 		return false, errors.Join(err, v.forget(t.pod))
 	}
@@ -141,6 +140,14 @@ func (v *volumes) forget(pod string) error {
 			return err
 		}
 	}
+	return v.remove(pod)
+}
+
+// remove removes the pod's folder, and then what was said of it: as long as that is there, sweep looks at the pod again.
+func (v *volumes) remove(pod string) error {
+	if err := v.sockets.remove(pod); err != nil {
+		return err
+	}
 	return v.pods.Remove(pod)
 }
 
@@ -148,7 +155,7 @@ func (v *volumes) forget(pod string) error {
 // any that is mounted may be.
 func (v *volumes) anyMounted(pod string, names []string) (bool, error) {
 	var id identity
-	socket, err := openFolder(v.socket)
+	socket, err := v.sockets.open(pod)
 	switch {
 	case err == nil:
 		defer socket.close()
@@ -189,7 +196,7 @@ func (v *volumes) sweep() error {
 	for _, pod := range pods {
 		names, err := v.volumesOf(pod)
 		if err == nil && len(names) == 0 {
-			err = v.pods.Remove(pod)
+			err = v.remove(pod)
 		}
 		if err != nil {
 			all = errors.Join(all, fmt.Errorf("pod %s: %w", pod, err))

@@ -1,6 +1,7 @@
 package charttest
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +35,7 @@ func TestNodeAgent(t *testing.T) {
 	set := ofNode[appsv1.DaemonSet](t, nodeValues, "apps/v1/DaemonSet", "locksidecar-agent")
 	spec := set.Spec.Template.Spec
 	c := spec.Containers[0]
-	for _, want := range []string{"--principal=pod", "--space=namespace", "--allow-service-account=shop/*,team-*/orders,locks/locksidecar-test", "--space-of=shop-eu=shop", "--pods-folder=/run/locksidecar-node/pods"} {
+	for _, want := range []string{"--principal=pod", "--space=namespace", "--allow-service-account=shop/*,team-*/orders,locks/locksidecar-test", "--space-of=shop-eu=shop", "--pods-folder=/run/locksidecar-node/pods", "--sockets-folder=/run/locksidecar-node/sockets"} {
 		if !slices.Contains(c.Args, want) {
 			t.Errorf("no %s in %v", want, c.Args)
 		}
@@ -64,10 +65,14 @@ func TestNodeAgent(t *testing.T) {
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {
 		t.Errorf("an upgrade: %+v", u)
 	}
+	writable := map[string]string{}
 	for _, m := range c.VolumeMounts {
-		if m.Name != "socket" && !m.ReadOnly {
-			t.Errorf("it may write to %s", m.MountPath)
+		if !m.ReadOnly {
+			writable[m.MountPath] = m.Name
 		}
+	}
+	if want := map[string]string{"/run/locksidecar-node/socket": "socket", "/run/locksidecar-node/sockets": "sockets"}; !maps.Equal(writable, want) {
+		t.Errorf("it may write to %v", writable)
 	}
 	if p := c.ReadinessProbe; p == nil || p.HTTPGet.Path != "/readyz?once=true" {
 		t.Errorf("Kubernetes does not know when it can take over: %+v", p)
@@ -282,7 +287,7 @@ func TestNodesOfTwoReleases(t *testing.T) {
 			}
 		}
 	}
-	if len(folders) != 6 {
+	if len(folders) != 8 {
 		t.Errorf("folders: %v", folders)
 	}
 }
