@@ -436,6 +436,42 @@ func TestDetachLimit(t *testing.T) {
 	})
 }
 
+// TestDetachedAndReleasedHere: what was attached and released here does not count any more, however many older ones are
+// held still.
+func TestDetachedAndReleasedHere(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		const held = maxChecks + 1
+		sc := e.sidecar(func(o *Options) { o.Limits.DetachedPerUID = held + 2 })
+		s := sc.session()
+		detach := func(name string) Detached {
+			t.Helper()
+			g := must(t, s, with(detachable, func(r *AcquireRequest) { r.Resource = name }))
+			d, err := s.Detach(t.Context(), g.LockID, time.Hour)
+			isErr(t, err, nil)
+			return d
+		}
+		for i := range held {
+			detach(fmt.Sprint("held ", i))
+		}
+		for i := range 3 {
+			for _, d := range []Detached{detach(fmt.Sprint("a", i)), detach(fmt.Sprint("b", i))} {
+				g := must(t, s, attach(d))
+				_, err := s.Release(t.Context(), g.LockID, "")
+				isErr(t, err, nil)
+			}
+			if n := len(sc.loose.of); n != held {
+				t.Errorf("%d count, want %d", n, held)
+			}
+		}
+		// What is detached again when its session ends is not over.
+		g := must(t, s, attach(detach("again")))
+		s.Close()
+		if n := len(sc.loose.of); n != held+1 {
+			t.Errorf("after the end of a session with %s: %d count, want %d", g.LockID, n, held+1)
+		}
+	})
+}
+
 // TestDetachRefused: what cannot be.
 func TestDetachRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {

@@ -11,8 +11,8 @@ import (
 )
 
 // loose are the holds that were detached through this sidecar, as far as they are not known to be
-// over, for the limits of them. What was released through another sidecar is found out only
-// when a limit is reached.
+// over, for the limits of them. What was released through another sidecar, or by who could not be answered, is found
+// out only when a limit is reached.
 type loose struct {
 	mu    sync.Mutex
 	of    map[lock.HandleKey]*looseHold

@@ -215,7 +215,7 @@ func (sp *Space) enter(s *Session, r OpenRequest) error {
 // sixteenth of the places is for those that have none. Where it is the uid that counts, all apps are
 // often one.
 func roomFor(who Principal, u *usage, limit int) int {
-	if u == nil || who.name == "" {
+	if u == nil || u.sessions == 0 || who.name == "" { // it may have left something that is not released yet
 		return limit
 	}
 	return limit - limit/16

@@ -83,6 +83,29 @@ func TestPrincipals(t *testing.T) {
 	})
 }
 
+// TestRoomForWhoHasLeft: who has no session any more, and has left something that the store has not released yet, finds the
+// room that is kept for those who have none.
+func TestRoomForWhoHasLeft(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar(func(o *Options) { o.Limits = Limits{Sessions: 16, SessionsPerUID: 16} })
+		a, b := Peer{Principal: "unit:a"}, Peer{Principal: "unit:b"}
+		s, err := sc.Open(t.Context(), OpenRequest{Liveness: Stream, Peer: b})
+		isErr(t, err, nil)
+		must(t, s, exclusive)
+		sc.way.on(hang, opRelease)
+		s.Close()
+		for err == nil {
+			_, err = sc.Open(t.Context(), OpenRequest{Liveness: Stream, Peer: a})
+		}
+		limited(t, err, "sessions", 16)
+		_, err = sc.Open(t.Context(), OpenRequest{Liveness: Stream, Peer: b})
+		isErr(t, err, nil)
+		_, err = sc.Open(t.Context(), OpenRequest{Liveness: Stream, Peer: b})
+		limited(t, err, "sessions", 16)
+		sc.way.on(nil, opRelease)
+	})
+}
+
 // TestRoomForWhoHasNone: principals that have sessions leave room to those that have none. Where it is the
 // uid that counts, all are usually one.
 func TestRoomForWhoHasNone(t *testing.T) {

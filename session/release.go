@@ -107,6 +107,9 @@ func finish(ctx context.Context, s *Session, r *ledger.Release) (int, error) {
 		n := 0
 		for p := range r.Hold.Parts { //nolint:contextcheck,nolintlint // it has the values of ctx, and ends by the ledger alone
 			said[n] = release(c, s, p)
+			if x := p.Exit(); said[n] == 0 && x != nil && !x.Detaches() { // it was attached
+				s.space.m.loose.drop(x.Key)
+			}
 			n++
 		}
 		c.end()
