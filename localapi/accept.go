@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http2"
 
 	"github.com/locksidecar/locksidecar/localapi/peercred"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 const (
@@ -23,8 +26,13 @@ const (
 	// maxAsides is how many connections above the limit are told so at a time.
 	// Further ones are just closed.
 	maxAsides = 64
-	// refusalTime is how long telling it may take.
-	refusalTime = time.Second
+	// fewAsides is how many of one principal find room as long as there is any; more only where half of it is free. So
+	// who has many of them does not keep others from being told.
+	fewAsides = 4
+	// refusalTime is how long telling it may take, and refusalBytes how much is read of what the client sends meanwhile:
+	// more than the kernel lets it send beforehand.
+	refusalTime  = time.Second
+	refusalBytes = 256 << 10
 )
 
 // acceptor is a *net.UnixListener.
@@ -47,7 +55,7 @@ func (s *Server) accept(ctx context.Context, l acceptor, w *peercred.Watcher, pa
 		case err != nil:
 			if time.Since(logged) > failureEvery {
 				logged = time.Now()
-				s.aside(func() { s.o.Logger.Error("cannot accept connections; trying again and again", keyError, err) })
+				s.aside(session.Principal{}, func() { s.o.Logger.Error("cannot accept connections; trying again and again", keyError, err) })
 			}
 			if !sleep(ctx, acceptPause) {
 				return
@@ -76,14 +84,15 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 	p, err := peercred.Identify(uc)
 	if err != nil {
 		_ = uc.Close()
-		s.aside(func() { s.o.Logger.Error("cannot tell who has connected", keyError, err) })
+		s.aside(session.Principal{}, func() { s.o.Logger.Error("cannot tell who has connected", keyError, err) })
 		return
 	}
 	c := &conn{UnixConn: uc, peer: p, places: s.places, counted: s.unread}
 	s.name(c)
 	evicted, err := s.places.admit(c)
 	if err != nil {
-		if !s.aside(func() { s.turnAway(c, err) }) {
+		s.refusals.count(c, err)
+		if !s.aside(c.who(), func() { turnAway(c, err) }) {
 			_ = uc.Close()
 		}
 		return
@@ -93,7 +102,7 @@ func (s *Server) enter(ctx context.Context, uc *net.UnixConn, w *peercred.Watche
 	}
 	if err := w.Watch(p, uc, func() { _ = c.Close() }); err != nil {
 		_ = c.Close()
-		s.aside(func() { s.o.Logger.Error("cannot tell when the client ends", keyError, err) })
+		s.aside(c.who(), func() { s.o.Logger.Error("cannot tell when the client ends", keyError, err) })
 		return
 	}
 	s.running.Go(func() {
@@ -157,20 +166,47 @@ func (s *Server) greet(ctx context.Context, c *conn, w *peercred.Watcher) {
 	}
 }
 
-// aside runs f on a goroutine of its own, if not too many of its kind run.
-func (s *Server) aside(f func()) bool {
-	if !take(s.asides) {
+// aside runs f, which is about a principal, on a goroutine of its own, if not too many of its kind run.
+func (s *Server) aside(who session.Principal, f func()) bool {
+	if !s.asides.take(who) {
 		return false
 	}
 	s.running.Go(func() {
-		defer func() { <-s.asides }()
+		defer s.asides.give(who)
 		f()
 	})
 	return true
 }
 
+// asides counts what runs aside.
+type asides struct {
+	mu  sync.Mutex
+	all int
+	of  map[session.Principal]int
+}
+
+func (a *asides) take(who session.Principal) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all >= maxAsides || a.all >= maxAsides/2 && a.of[who] >= fewAsides {
+		return false
+	}
+	a.all++
+	a.of[who]++
+	return true
+}
+
+func (a *asides) give(who session.Principal) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all--
+	if a.of[who]--; a.of[who] == 0 {
+		delete(a.of, who)
+	}
+}
+
 // turnAway tells a client in its own protocol why it gets no place, and closes.
-func (s *Server) turnAway(c *conn, why error) {
+func turnAway(c *conn, why error) {
 	defer func() { _ = c.UnixConn.Close() }()
 	_ = c.SetDeadline(time.Now().Add(refusalTime))
 	p, _, err := sniff(c.UnixConn)
@@ -188,19 +224,13 @@ func (s *Server) turnAway(c *conn, why error) {
 		_, _ = c.Write(refusal(why))
 	}
 	drain(c.UnixConn)
-	s.o.Logger.Warn("connection refused", append(c.whois(), keyError, why)...)
 }
 
 // drain reads what the client has sent: closing a Unix socket with unread data
 // resets it, and the client would lose what was written to it.
 func drain(c *net.UnixConn) {
 	_ = c.CloseWrite()
-	buf := make([]byte, 4096)
-	for {
-		if _, err := c.Read(buf); err != nil {
-			return
-		}
-	}
+	_, _ = io.CopyN(io.Discard, c, refusalBytes)
 }
 
 // refusal is an HTTP response in full.
@@ -212,14 +242,4 @@ func refusal(why error) []byte {
 		"Content-Type: application/json\r\nConnection: close\r\nContent-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n")
 	b.Write(body)
 	return b.Bytes()
-}
-
-// take gets a place in a counting semaphore, if there is one.
-func take(places chan struct{}) bool {
-	select {
-	case places <- struct{}{}:
-		return true
-	default:
-		return false
-	}
 }

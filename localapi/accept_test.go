@@ -169,9 +169,6 @@ func TestTurnedAway(t *testing.T) {
 		eventually(t, "logged", func() bool {
 			return strings.Contains(out.String(), "[WARN]  connection refused: pid=") && strings.Contains(out.String(), why)
 		})
-		out.mu.Lock()
-		out.text.Reset()
-		out.mu.Unlock()
 	}
 	t.Run("HTTP", func(t *testing.T) {
 		c := s.dial(t)
@@ -229,15 +226,103 @@ func TestTurnedAway(t *testing.T) {
 		logged()
 	})
 	t.Run("where too many are told", func(t *testing.T) {
-		for range maxAsides {
-			s.server.asides <- struct{}{}
-		}
+		s.server.asides.all += maxAsides
 		if said, err := io.ReadAll(s.dial(t)); err != nil || len(said) > 0 {
 			t.Errorf("%q %v", said, err)
 		}
-		for range maxAsides {
-			<-s.server.asides
+		s.server.asides.all -= maxAsides
+	})
+}
+
+// TestAsides: who has many that are told why they are refused keeps nobody else from being told.
+func TestAsides(t *testing.T) {
+	a := asides{of: make(map[session.Principal]int)}
+	who := func(i int) session.Principal { return session.Peer{Principal: fmt.Sprint("pod:", i)}.Who() }
+	take := func(i int) (n int) {
+		for a.take(who(i)) {
+			n++
 		}
+		return n
+	}
+	if n := take(0); n != maxAsides/2 {
+		t.Errorf("one who is alone has %d", n)
+	}
+	for i := range maxAsides / 2 / fewAsides {
+		if n := take(1 + i); n != fewAsides {
+			t.Errorf("another one has %d", n)
+		}
+	}
+	if n := take(100); n != 0 {
+		t.Errorf("there is room for %d more", n)
+	}
+	for who, n := range a.of {
+		for range n {
+			a.give(who)
+		}
+	}
+	if a.all != 0 || len(a.of) != 0 {
+		t.Errorf("left: %d, %v", a.all, a.of)
+	}
+}
+
+// TestRefusalsAreCounted: of the connections of one principal that are refused, the first is logged at once, and how
+// many there were every ten seconds as long as there are any. Another principal's have lines of their own.
+func TestRefusalsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out logLines
+		s := New(Options{Logger: hclog.New(&hclog.LoggerOptions{Output: &out})})
+		of := func(name string) *conn { return &conn{peer: &peercred.Peer{}, principal: name} }
+		full := &session.LimitError{Limit: "connections of one pod", Max: 64}
+		logged := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			out.mu.Lock()
+			defer out.mu.Unlock()
+			lines := strings.Split(strings.TrimSuffix(out.text.String(), "\n"), "\n")
+			out.text.Reset()
+			if len(want) == 0 && len(lines) == 1 && lines[0] == "" {
+				return
+			}
+			ok := len(lines) == len(want)
+			for i := range want {
+				ok = ok && strings.Contains(strings.Join(lines, "\n"), want[i])
+			}
+			if !ok {
+				t.Errorf("logged %q, want %q", lines, want)
+			}
+		}
+		for range 1000 {
+			s.refusals.count(of("pod:shop/a"), full)
+		}
+		s.refusals.count(of("pod:bank/b"), full)
+		logged(`connection refused: pid=0 uid=0 principal=pod:shop/a error="limit reached: at most 64 connections of one pod"`,
+			`connection refused: pid=0 uid=0 principal=pod:bank/b`)
+		time.Sleep(refusalsEvery - time.Millisecond)
+		logged()
+		time.Sleep(time.Millisecond)
+		logged(`connections refused: pid=0 uid=0 principal=pod:shop/a count=999 in=10s error=`)
+		s.refusals.count(of("pod:shop/a"), full)
+		s.refusals.count(of("pod:bank/b"), full) // of which there was none in the meantime
+		logged(`connection refused: pid=0 uid=0 principal=pod:bank/b`)
+		s.refusals.count(of("pod:shop/a"), &session.LimitError{Limit: "connections of one space", Max: 5}) // another reason
+		logged(`connection refused: pid=0 uid=0 principal=pod:shop/a error="limit reached: at most 5 connections of one space"`)
+		time.Sleep(refusalsEvery)
+		logged(`principal=pod:shop/a count=1 in=10s`)
+		time.Sleep(refusalsEvery)
+		logged()
+		for i := range 2 * maxRefused {
+			s.refusals.count(of(fmt.Sprint("pod:", i)), full)
+		}
+		if n := len(s.refusals.of); n != maxRefused+1 {
+			t.Errorf("it counts %d", n)
+		}
+		s.beginStop() // what is left is logged
+		synctest.Wait()
+		if !strings.Contains(out.String(), fmt.Sprintf("count=%d", maxRefused-1)) {
+			t.Errorf("at the end: %s", out.String())
+		}
+		s.running.Wait()
+		s.workers.Close()
 	})
 }
 

@@ -33,8 +33,10 @@ import (
 // Keys of the log lines.
 const (
 	keyAccount   = "service_account"
+	keyCount     = "count"
 	keyError     = "error"
 	keyLockIDs   = "lock_ids"
+	keyIn        = "in"
 	keyMethod    = "method"
 	keyPID       = "pid"
 	keyPrincipal = "principal"
@@ -69,8 +71,9 @@ type Server struct {
 	o         Options
 	grpcConns *queueListener
 	httpConns *queueListener
-	places    *places       // of connections
-	asides    chan struct{} // one for each goroutine of aside
+	places    *places // of connections
+	asides    asides
+	refusals  *refusals
 	watches   *shared
 	unread    *unread
 	standing  atomic.Int32 // streams whose client does not read
@@ -91,7 +94,7 @@ func New(o Options) *Server {
 	s := &Server{
 		o:         o,
 		places:    newPlaces(l.Connections, each(l.ConnectionsPerUID, l.PerAccount.Connections, l.PerSpace.Connections)),
-		asides:    make(chan struct{}, maxAsides),
+		asides:    asides{of: make(map[session.Principal]int)},
 		watches:   &shared{tally: newTally("watches", each(l.WatchesPerUID, l.PerAccount.Watches, l.PerSpace.Watches))},
 		unread:    newUnread(),
 		listening: make(chan struct{}),
@@ -99,6 +102,7 @@ func New(o Options) *Server {
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}
 	s.grpcConns, s.httpConns = newQueueListener(addr), newQueueListener(addr)
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
+	s.refusals = &refusals{s: s, of: make(map[refusedFor]*turnedAway)}
 	s.workers = workers.New()
 	s.turns = &turns{run: s.workers.Run}
 	return s

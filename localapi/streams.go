@@ -185,7 +185,7 @@ func (s *Server) stalled(ctx context.Context) {
 	if c.stalls.Add(1) > maxStalls {
 		_ = c.Close()
 	}
-	s.aside(func() {
+	s.aside(c.who(), func() {
 		s.o.Logger.Warn("stream ended: its client reads nothing though answers are due", c.whois()...)
 	})
 }

@@ -100,7 +100,7 @@ func (s *Server) cutOff(c *conn) {
 	if c.Close() != nil { // it was closed before
 		return
 	}
-	s.aside(func() {
+	s.aside(c.who(), func() {
 		s.o.Logger.Warn("connection closed: its client does not read an answer", c.whois()...)
 	})
 }
