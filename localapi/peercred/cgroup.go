@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,13 @@ type Cgroups struct {
 	root string   // where all cgroups of the machine are mounted
 	base []string // the path of the root of this process's cgroup namespace; empty: there is none
 	read func(file string) ([]byte, error)
+
+	mu    sync.Mutex
+	known map[uint64]string // paths by the kernel's id of the cgroup: no other one gets that id, and none gets another path
 }
+
+// maxKnown bounds what is remembered: more than a machine has at a time.
+const maxKnown = 4096
 
 // FindCgroups finds the machine's cgroups. It fails where the kernel cannot tell which process
 // is at the other end of a socket (before Linux 6.5), and where no mount shows all cgroups.
@@ -185,9 +192,33 @@ func (g *Cgroups) Own() (string, error) {
 	return g.absolute(text)
 }
 
-// of looks at the process before and after what it reads by the process's number. As long as a
-// process is alive, nobody else has its number.
+// of tells it by the id of the cgroup, which the pidfd itself tells, where that is known. To read it costs 20 times as
+// much.
 func (g *Cgroups) of(pidfd int) (string, error) {
+	if id, err := cgroupID(pidfd); err == nil {
+		g.mu.Lock()
+		path := g.known[id]
+		g.mu.Unlock()
+		if path != "" {
+			return path, alive(pidfd)
+		}
+	}
+	return g.look(pidfd)
+}
+
+// remember keeps the path of a cgroup.
+func (g *Cgroups) remember(id uint64, path string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.known == nil || len(g.known) >= maxKnown {
+		g.known = make(map[uint64]string)
+	}
+	g.known[id] = path
+}
+
+// look looks at the process before and after what it reads by the process's number. As long as a
+// process is alive, nobody else has its number.
+func (g *Cgroups) look(pidfd int) (string, error) {
 	pid, err := g.pid(pidfd)
 	if err != nil {
 		return "", err
@@ -211,6 +242,7 @@ func (g *Cgroups) of(pidfd int) (string, error) {
 	case inode != id:
 		return "", fmt.Errorf("it was moved out of %s meanwhile", path)
 	}
+	g.remember(id, path)
 	return path, nil
 }
 

@@ -124,6 +124,66 @@ func TestCgroupOfAPeer(t *testing.T) {
 	}
 }
 
+// TestCgroupIsRemembered: nothing is read of a process in a cgroup that is known. Who moves is in another one, who has ended
+// in none, and one that was made again by the same name is found, too.
+func TestCgroupIsRemembered(t *testing.T) {
+	g := findCgroups(t)
+	_, l := start(t)
+	first, second := cgroup(t, g, "/first"), cgroup(t, g, "/second")
+	p := startIn(t, g, first, connector(l))
+	c := accept(t, l)
+	if id, err := idOf(p.Process.Pid); err != nil || id == 0 {
+		t.Skip("this kernel tells no cgroup of a pidfd: ", err)
+	}
+	read := 0
+	g.read = func(file string) ([]byte, error) {
+		read++
+		return os.ReadFile(file)
+	}
+	want := func(c *net.UnixConn, path string, reads bool) {
+		t.Helper()
+		read = 0
+		if got, err := g.Of(c); err != nil || got != path || (read > 0) != reads {
+			t.Errorf("%s, %v, %d files were read; want %s", got, err, read, path)
+		}
+	}
+	move := func(path string) {
+		t.Helper()
+		if err := os.WriteFile(g.root+path+"/cgroup.procs", []byte(strconv.Itoa(p.Process.Pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(c, first, true)
+	want(c, first, false)
+	move(second)
+	want(c, second, true)
+	want(c, second, false)
+	if err := os.Remove(g.root + first); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(g.root+first, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	move(first)
+	want(c, first, true)
+	startIn(t, g, first, connector(l))
+	want(accept(t, l), first, false)
+	for n := range uint64(2 * maxKnown) {
+		g.remember(1<<40+n, "/x")
+	}
+	if len(g.known) > maxKnown {
+		t.Errorf("%d are remembered", len(g.known))
+	}
+	want(c, first, true)
+	if err := p.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Wait()
+	if got, err := g.Of(c); !errors.Is(err, ErrEnded) || got != "" {
+		t.Errorf("of who has ended: %q, %v", got, err)
+	}
+}
+
 // TestOwnCgroup: it is what one is told of a process of one's own cgroup.
 func TestOwnCgroup(t *testing.T) {
 	g := findCgroups(t)
