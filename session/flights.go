@@ -3,8 +3,9 @@ package session
 // What is in flight costs memory for as long as the store is silent: a goroutine, and what it has to remember. So each
 // share has a limit, all together have one, and a sixteenth of each is for those who have nothing in flight: of the limit
 // for principals, of those of several principals together, of a share for sessions. A request for a lock that finds no room
-// is refused. What only lets go never is: a quarter more is kept for it, and beyond that it is not waited for. A look finds
-// an eighth of each limit that nothing else may use: else nobody could see whom all wait for that have used up theirs.
+// is refused. What only lets go never is: a quarter more is kept for it, and beyond that it is not waited for. What lets go
+// takes nothing of the sixteenth. A look finds an eighth of each limit that nothing else may use: else nobody could see whom
+// all wait for that have used up theirs.
 
 // takeOff counts one more request of a session in flight, if it may be. more is what part of each limit is added to it: 0,
 // or a quarter. s.mu is held.
@@ -21,17 +22,28 @@ func takeOff(s *Session, more int64) *LimitError {
 func (m *Manager) launch(all []*usage, has bool, more int64) *LimitError {
 	own := func() bool { return all[0].flights.Load() > 1 } // one is that which is asked for
 	d := demand{"requests in flight", func(u *usage) *bounded { return &u.flights }, 1, func(i int, most int64) int64 {
-		return room(most, i == 0 && has || i > 0 && own(), more)
+		return room(most, i == 0 && has || i > 0 && own(), more, all[i].letting.Load())
 	}}
 	full := takeAll(all, &d)
-	if full == nil && !m.flights.take(1, room(m.flights.most, own(), more)) {
+	if full == nil && !m.flights.take(1, room(m.flights.most, own(), more, m.letting.Load())) {
 		d.giveBack(all)
 		full = &LimitError{Limit: "requests in flight of all apps", Max: int(m.flights.most)}
 	}
-	if full != nil {
+	switch {
+	case full != nil:
 		full.Do = askLess
+	case more > 0:
+		m.lets(all, 1)
 	}
 	return full
+}
+
+// lets counts n more among what is in flight that only let go.
+func (m *Manager) lets(all []*usage, n int64) {
+	m.letting.Add(n)
+	for _, u := range all {
+		u.letting.Add(n)
+	}
 }
 
 // askLess is what an app can do that has too many requests in flight.
@@ -52,13 +64,17 @@ func looksOf(flights int64) int64 {
 	return max(1, flights/forLooks)
 }
 
-// room is how much of a limit there is for who has something of it, or for who has nothing.
-func room(limit int64, has bool, more int64) int64 {
+// room is how much of a limit there is for who has something of it, or for who has nothing, where so much of what is in
+// flight only lets go.
+func room(limit int64, has bool, more, letting int64) int64 {
 	switch {
+	case limit == 0: // there is none
 	case more > 0:
 		limit += limit / more
 	case has:
 		limit -= limit / 16
+	default:
+		limit += letting
 	}
 	return limit
 }
@@ -74,7 +90,10 @@ func errand(s *Session) (waits bool) {
 }
 
 // landed ends an errand. s.mu is held.
-func landed(s *Session) { s.errands-- }
+func landed(s *Session) {
+	s.errands--
+	s.space.m.lets(s.usages, -1)
+}
 
 // fly counts something in flight that may be refused, until land is called.
 func fly(s *Session) (land func(), _ error) {
@@ -87,7 +106,7 @@ func fly(s *Session) (land func(), _ error) {
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		landed(s)
+		s.errands--
 		recount(s)
 	}, nil
 }
@@ -120,6 +139,9 @@ func (sp *Space) Fly(p Peer, keeps bool) (land func(), _ error) {
 		ofAll.Add(-1)
 		for _, u := range all {
 			counted(u).Add(-1)
+		}
+		if keeps {
+			m.lets(all, -1)
 		}
 		m.sweep(all)
 	}, nil

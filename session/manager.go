@@ -93,6 +93,7 @@ type Manager struct {
 	waiters   atomic.Int64
 	flights   bounded        // what counts for Limits.InFlight
 	onlyLooks bounded        // what is in flight in the room that only looks have
+	letting   atomic.Int64   // what of it only lets go
 	idle      chan struct{}  // gets a value when holds falls to 0
 	workers   *workers.Pool  // ask the store
 	wg        sync.WaitGroup // what Run waits for

@@ -85,8 +85,8 @@ type usage struct {
 	sessions              int         // m.mu is held
 	ended                 atomic.Bool // it has none, and has left something
 	holds, waits, flights bounded
-	onlyLooks             bounded // in flight in the room that only looks have
-	kept                  atomic.Int64
+	onlyLooks             bounded      // in flight in the room that only looks have
+	kept, letting         atomic.Int64 // letting: of what is in flight, what only lets go
 }
 
 // bounded is a count with a limit.

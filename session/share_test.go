@@ -233,6 +233,87 @@ func TestQuotaOfFlights(t *testing.T) {
 	}, Quota{InFlight: 32})
 }
 
+// TestWhatLetsGoLeavesRoom: who has nothing in flight finds the sixteenth that is kept for it, however much there is of
+// others that only lets go.
+func TestWhatLetsGoLeavesRoom(t *testing.T) {
+	const limit, sixteenth = 32, 2
+	leavesRoom := func(t *testing.T, sc *sidecar, what, fills, first, second string) {
+		t.Helper()
+		var lands []func()
+		fly := func(name string, keeps bool) error {
+			if keeps {
+				land, err := sc.namespaceOf(name).Fly(podPeer(name), true)
+				if err == nil {
+					lands = append(lands, land)
+				}
+				return err
+			}
+			// Not a look, which has room of its own.
+			sc.mu.Lock()
+			defer sc.mu.Unlock()
+			all := sc.usagesOf(podPeer(name).Shares(sc.namespaceOf(name)))
+			if full := sc.launch(all, all[0].flights.Load() > 0, 0); full != nil {
+				sc.sweep(all)
+				return full
+			}
+			lands = append(lands, func() {
+				sc.mu.Lock()
+				defer sc.mu.Unlock()
+				sc.flights.Add(-1)
+				for _, u := range all {
+					u.flights.Add(-1)
+				}
+				sc.sweep(all)
+			})
+			return nil
+		}
+		for range limit - sixteenth {
+			isErr(t, fly(fills, false), nil)
+		}
+		for range limit/quarter + sixteenth {
+			isErr(t, fly(fills, true), nil)
+		}
+		limited(t, fly(fills, true), what, limit)
+		for _, name := range []string{first, second} {
+			isErr(t, fly(name, false), nil)
+			limited(t, fly(name, false), what, limit) // it has something now
+		}
+		limited(t, fly(fills, false), what, limit)
+		for _, land := range lands {
+			land()
+		}
+		if len(sc.usages) != 0 || sc.flights.Load() != 0 || sc.letting.Load() != 0 {
+			t.Errorf("left: %v, %d, %d", sc.usages, sc.flights.Load(), sc.letting.Load())
+		}
+	}
+	onQuotas(t, func(e *env, sc *sidecar, kind string, ours, _ []string) {
+		leavesRoom(e.t, sc, "requests in flight per "+kind, ours[0], ours[1], ours[2])
+	}, Quota{InFlight: limit})
+	t.Run("all", func(t *testing.T) {
+		bubble(t, func(t *testing.T, e *env) {
+			sc := e.sidecar(func(o *Options) { o.Limits.InFlight, o.Limits.InFlightPerUID = limit, 10*limit })
+			leavesRoom(t, sc, "requests in flight of all apps", "shop/a/1", "bank/b/1", "bank/b/2")
+		})
+	})
+	t.Run("a session", func(t *testing.T) {
+		bubble(t, func(t *testing.T, e *env) {
+			sc := e.sidecar(func(o *Options) { o.Limits.InFlight = 4 })
+			s := sc.session()
+			g := must(t, s, exclusive)
+			sc.way.on(hang, opRelease)
+			_, err := s.Release(context.Background(), g.LockID, "") // it goes on in the background
+			isErr(t, err, nil)
+			sc.way.on(nil, opRelease)
+			time.Sleep(2 * choreTimeout)
+			s.Close()
+			synctest.Wait()
+			if len(sc.usages) != 0 || sc.letting.Load() != 0 {
+				t.Errorf("left: %v, %d", sc.usages, sc.letting.Load())
+			}
+		})
+	})
+}
+
 // TestQuotaOfWhatIsLeft: what ended sessions have left to be released counts for those who share a quota, too, until
 // the store has answered.
 func TestQuotaOfWhatIsLeft(t *testing.T) {
