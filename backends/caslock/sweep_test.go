@@ -112,6 +112,10 @@ func TestHalfIsDeletedByHand(t *testing.T) {
 				}
 				m.do(x)
 				if lives {
+					eventually(t, "the lease is told", func() bool { // or it would have its hold again
+						news, err := other.Heartbeat(t.Context())
+						return err == nil && len(news) == 1 && news[0].Kind == lock.Vanished
+					})
 					beats, stop := context.WithCancel(t.Context())
 					var done sync.WaitGroup
 					done.Go(func() {
