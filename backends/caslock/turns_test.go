@@ -51,7 +51,7 @@ func (w *world) starvesNobody(born time.Time) {
 		g, err := s.l.Acquire(ctx, q)
 		cancel()
 		w.Logf("waited %s: %v", time.Since(began), err)
-		if err != nil || time.Since(began) > 20*time.Second {
+		if err != nil || time.Since(began) > 30*time.Second {
 			w.Errorf("waited %s: %v", time.Since(began), err)
 		} else {
 			w.mu.Lock()

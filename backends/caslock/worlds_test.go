@@ -289,8 +289,10 @@ func (w *world) app(s *worldSidecar) {
 	w.mu.Lock()
 	plain = plain || w.turns && w.healed
 	var was handed
-	if plain {
+	if plain && !w.healed { // in the end all of a sidecar are one cohort, which could go on for ever
 		q.Mode, q.Try = []lock.Mode{lock.Exclusive, lock.Exclusive, lock.Shared}[w.r.Intn(3)], w.r.Intn(4) == 0
+	} else if plain {
+		q.Mode = lock.Exclusive
 	} else if n := len(w.handles); n > 0 && w.r.Intn(3) == 0 {
 		was = w.handles[w.r.Intn(n)]
 		q.Resource, q.Mode, q.Handle = was.g.Resource, was.g.Mode, was.key
