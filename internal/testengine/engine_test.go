@@ -341,16 +341,53 @@ func TestKilledTestProcess(t *testing.T) {
 	}
 }
 
-// Who sets TMPDIR has the data of servers there; else they are in memory, or where all temporary files are.
-func TestParent(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("TMPDIR", dir)
-	if got := parent(); got != dir {
-		t.Errorf("with TMPDIR=%s it is %s", dir, got)
+// Servers have their data in memory where there is room, and nobody has said where temporary files are to be. Its folder is swept
+// as others are.
+func TestDataInMemory(t *testing.T) {
+	if hasRoom(memoryDir, 1<<62) || hasRoom("/proc", 0) {
+		t.Error("there is room where there is none")
 	}
+	t.Run("TMPDIR is set", func(t *testing.T) {
+		dir := t.TempDir()
+		t.Setenv("TMPDIR", dir)
+		m, err := newLocal(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.(*local).dir; filepath.Dir(got) != dir {
+			t.Errorf("%s is not in %s", got, dir)
+		}
+		if err := m.close(); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Setenv("TMPDIR", "")
-	if got := parent(); got != memory && got != os.TempDir() {
-		t.Errorf("without TMPDIR it is %s", got)
+	m, err := newLocal(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := os.TempDir()
+	if hasRoom(memoryDir, room) {
+		base = memoryDir
+	}
+	dir := m.(*local).dir
+	if filepath.Dir(dir) != filepath.Clean(base) {
+		t.Errorf("%s is not in %s", dir, base)
+	}
+	if err := m.close(); err != nil {
+		t.Error(err)
+	}
+	left, err := os.MkdirTemp(base, dirPattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour)
+	if err := errors.Join(os.WriteFile(filepath.Join(left, "lock"), nil, 0o600), os.Chtimes(left, old, old)); err != nil {
+		t.Fatal(err)
+	}
+	sweep()
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder of a process that is gone is still there: %v", err)
 	}
 }
 
