@@ -277,19 +277,23 @@ func (w *world) app(s *worldSidecar) {
 	ctx, cancel := context.WithTimeout(s.ctx, w.upTo(20*time.Second))
 	defer cancel()
 	q := request(lock.Resource("r" + strconv.Itoa(w.intn(2))))
-	switch w.intn(10) {
-	case 0:
-		w.force(ctx, s)
-		return
-	case 1:
-		w.move(ctx, s)
-		return
-	}
-	plain := w.turns && w.intn(20) > 0
 	w.mu.Lock()
-	plain = plain || w.turns && w.healed
+	calm := w.turns && w.healed
+	w.mu.Unlock()
+	if !calm {
+		switch w.intn(10) {
+		case 0:
+			w.force(ctx, s)
+			return
+		case 1:
+			w.move(ctx, s)
+			return
+		}
+	}
+	plain := calm || w.turns && w.intn(20) > 0
+	w.mu.Lock()
 	var was handed
-	if plain && !w.healed { // in the end all of a sidecar are one cohort, which could go on for ever
+	if plain && !calm { // in the end all of a sidecar are one cohort, which could go on for ever
 		q.Mode, q.Try = []lock.Mode{lock.Exclusive, lock.Exclusive, lock.Shared}[w.r.Intn(3)], w.r.Intn(4) == 0
 	} else if plain {
 		q.Mode = lock.Exclusive
