@@ -217,7 +217,7 @@ class Core(Holds):
         else:
             return False
         call.finish()
-        self.calls.clear()
+        self.calls.pop(call.id, None)
         self._quiet = self._silent = 0.0
         return True
 
