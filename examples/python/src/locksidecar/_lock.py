@@ -124,7 +124,7 @@ class Lock:
         except (LockHeld, WaitTimeout):
             return None
 
-    def _acquire(self, wait: float | None, noted: Entered[Held]) -> Held:
+    def _acquire(self, wait: float | None, noted: Entered[Held], got: list[Held] | None = None) -> Held:
         # An interrupt can strike between any two steps, also when the lock is ours and nobody has it yet.
         session: Session | None = None
         call: Call | None = None
@@ -141,6 +141,8 @@ class Lock:
                     if noted is self._taken:
                         held._noted = noted
                     noted.push(held)
+                    if got is not None:
+                        got.append(held)
                     return held
                 except SessionNotFound:  # it had ended, and we had not heard of that yet
                     if again and not call.unsent:
@@ -219,7 +221,14 @@ class Lock:
         return wanted
 
     def __enter__(self) -> Held:
-        return self._acquire(self.wait, self._blocks)
+        got: list[Held] = []
+        try:
+            return self._acquire(self.wait, self._blocks, got)
+        except BaseException:  # an interrupt: in Python 3.10 also just after the return
+            for held in got:
+                held._session.abandon(held._entry)
+                self._blocks.remove(held)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
