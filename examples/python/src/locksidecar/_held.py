@@ -148,7 +148,7 @@ class _Held:
     def __del__(self) -> None:
         try:
             hold = self._hold
-        except AttributeError:  # it was not got
+        except AttributeError:  # its acquire has failed
             return
         if hold.problem is None and self._entry in hold.entered:
             warnings.warn(
