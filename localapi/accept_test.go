@@ -226,11 +226,16 @@ func TestTurnedAway(t *testing.T) {
 		logged()
 	})
 	t.Run("where too many are told", func(t *testing.T) {
-		s.server.asides.all += maxAsides
+		taken := func(n int) {
+			s.server.asides.mu.Lock()
+			defer s.server.asides.mu.Unlock()
+			s.server.asides.all += n
+		}
+		taken(maxAsides)
 		if said, err := io.ReadAll(s.dial(t)); err != nil || len(said) > 0 {
 			t.Errorf("%q %v", said, err)
 		}
-		s.server.asides.all -= maxAsides
+		taken(-maxAsides)
 	})
 }
 
