@@ -137,8 +137,6 @@ func affordableConnections(sideDoors bool) int {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return defaultConnections
 	}
-	if files.Cur >= uint64(defaultConnections*filesPerConnection+others) { //nolint:gosec // some thousands
-		return defaultConnections
-	}
-	return max(16, (int(files.Cur)-others)/filesPerConnection)
+	enough := defaultConnections*filesPerConnection + others
+	return max(16, (int(min(files.Cur, uint64(enough)))-others)/filesPerConnection)
 }

@@ -151,7 +151,7 @@ func watchFolder(path string) (news <-chan struct{}, stop func()) {
 	if err != nil {
 		return told, func() {}
 	}
-	file := os.NewFile(uintptr(fd), "inotify") //nolint:gosec // a file descriptor
+	file := os.NewFile(uintptr(fd), "inotify")
 	if _, err := unix.InotifyAddWatch(fd, path, unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
 		_ = file.Close()
 		return told, func() {}

@@ -52,7 +52,7 @@ const (
 
 func hasRoom(dir string, bytes uint64) bool {
 	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Bavail*uint64(fs.Bsize) < bytes { //nolint:gosec // a size
+	if err := unix.Statfs(dir, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Bavail*uint64(fs.Bsize) < bytes {
 		return false
 	}
 	if fs.Flags&unix.ST_NOEXEC != 0 { // some servers load a library of ours
