@@ -139,11 +139,14 @@ class Session(Connection):
                         raise self._over_here(call)
                     step = min(step, left)
         if end is not None:
-            left = end - time.monotonic()
+            now = time.monotonic()
+            left = end - now
             if left <= 0:
-                if left < -PATIENCE or not self._unread():
+                if call.late is None:
+                    call.late = now  # which may be long after the end: this process was stopped, say
+                if now - call.late > PATIENCE or not self._unread():
                     raise self._too_late(call)
-                left = _SOON  # this process was stopped, say: who reads has only to come to it
+                left = _SOON  # who reads has only to come to it
             step = min(step, left)
         return step
 
