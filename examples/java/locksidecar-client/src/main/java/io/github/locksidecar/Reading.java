@@ -16,8 +16,11 @@ import java.util.concurrent.locks.ReentrantLock;
  * <p>Everything is called with the session's mu held.
  */
 final class Reading {
-  /** Long enough that the session's thread costs next to nothing, and short beside any time that a loss leaves an app. */
-  private static final long PAUSE = TimeUnit.MILLISECONDS.toNanos(5);
+  /**
+   * Long enough that the session's thread costs next to nothing, and short beside any time that a loss leaves an app.
+   * Tests have longer ones: on a busy machine nobody comes within 5 ms.
+   */
+  static volatile long pause = TimeUnit.MILLISECONDS.toNanos(5);
 
   /** After so many answers in a row, none of them due at the same time as another, callers read. */
   private static final int FEW_SINGLE = 4;
@@ -72,7 +75,7 @@ final class Reading {
       if (asleep) {
         wake.await();
       } else {
-        wake.awaitNanos(PAUSE);
+        wake.awaitNanos(pause);
       }
     } catch (InterruptedException e) {
       // nobody has a reason to, and it looks again

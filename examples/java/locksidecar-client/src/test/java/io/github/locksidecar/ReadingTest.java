@@ -11,6 +11,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.parallel.Execution;
@@ -19,6 +20,10 @@ import org.junit.jupiter.api.parallel.ExecutionMode;
 /** Callers who come one at a time read their own answers. */
 @Execution(ExecutionMode.CONCURRENT)
 class ReadingTest {
+  static {
+    Reading.pause = TimeUnit.MILLISECONDS.toNanos(100);
+  }
+
   /** A thread that waits for a lock. */
   private static final class Waiter {
     final FutureTask<Hold> got;
