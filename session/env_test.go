@@ -102,7 +102,11 @@ func (sc *sidecar) run() {
 			sc.t.Errorf("Run = %v", err)
 		}
 		// Whatever a test has done: what counts for limits ends with what it is of.
-		if i := sc.Info(); i.InFlight != 0 || i.Waiters != 0 || i.Sessions != 0 || len(sc.usages) != 0 {
+		synctest.Wait() // a session may be just about to end
+		i := sc.Info()
+		sc.mu.Lock()
+		defer sc.mu.Unlock()
+		if i.InFlight != 0 || i.Waiters != 0 || i.Sessions != 0 || len(sc.usages) != 0 {
 			sc.t.Errorf("counted at the end: %d in flight, %d waiters, %d sessions, usages %v", i.InFlight, i.Waiters, i.Sessions, sc.usages)
 		}
 		if sc.way.broken != "" {

@@ -339,8 +339,9 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 		places = places[:n-1]
 	}
 	st.Holders = b.holders(s.name, places, nil, nil)
-	for _, o := range ops {
+	for _, o := range ops { // each to its own, who may change it
 		o.status = st
+		o.status.Holders = slices.Clone(st.Holders)
 	}
 	s.fill(l.front, l.whole)
 	return nil
