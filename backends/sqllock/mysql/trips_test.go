@@ -25,7 +25,7 @@ func TestManyCallersTakeTheShortWay(t *testing.T) {
 			}
 		})
 		t.Cleanup(func() { _ = b.Close() })
-		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: time.Minute})
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: lock.MaxTTL})
 		if err != nil {
 			t.Fatal(err)
 		}

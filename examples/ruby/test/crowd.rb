@@ -119,9 +119,9 @@ tap_all({
 
   "answers that a crowd finds unread, after it has stood still, are answers" => lambda {
     _, client, held = crowded(1000)
-    threads = Array.new(500) { Thread.new { refusal { client.acquire("a", wait: 1) } } }
+    threads = Array.new(500) { Thread.new { refusal { client.acquire("a", wait: 8) } } } # until all of them have asked, also on a busy machine
     waiters(client, 500)
-    Process.spawn("kill -STOP #{Process.pid}; sleep 8; kill -CONT #{Process.pid}")
+    Process.spawn("kill -STOP #{Process.pid}; sleep 15; kill -CONT #{Process.pid}")
     reasons = threads.map { |thread| thread.join(PATIENCE)&.value }.uniq
     must(reasons.include?("WAIT_TIMEOUT") && !reasons.include?("SIDECAR_SILENT"), reasons.join(", "))
     held.release
