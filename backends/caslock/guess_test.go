@@ -16,7 +16,7 @@ import (
 type counting struct {
 	*road
 	trips atomic.Int64
-	after func(Txn)
+	after atomic.Pointer[func(Txn)]
 }
 
 func (c *counting) Do(ctx context.Context, x Txn) (Result, error) {
@@ -24,8 +24,8 @@ func (c *counting) Do(ctx context.Context, x Txn) (Result, error) {
 	if len(x.If) > 0 && strings.HasPrefix(x.If[0].Key, headPrefix) || len(x.Read) > 0 && strings.HasPrefix(x.Read[0].Key, headPrefix) {
 		c.trips.Add(1)
 	}
-	if c.after != nil {
-		c.after(x)
+	if after := c.after.Load(); after != nil {
+		(*after)(x)
 	}
 	return r, err
 }
@@ -319,7 +319,7 @@ func guessAfterABackup(t *testing.T, taken bool) {
 	b.wall = func() time.Time { return time.Now().Add(time.Minute) } // which these changes would take at least
 	l := b.leases[string(kit.ID())]
 	grants, theirs := 0, request("r")
-	c.after = func(x Txn) {
+	after := func(x Txn) {
 		for _, w := range x.Then {
 			switch {
 			case !strings.HasPrefix(w.Key, entriesOf(l.id)):
@@ -331,7 +331,12 @@ func guessAfterABackup(t *testing.T, taken bool) {
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	c.after.Store(&after)
+	limit := patience
+	if taken {
+		limit = time.Second
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	g, err := kit.Acquire(ctx, request("r"))
 	switch {
