@@ -67,10 +67,11 @@ func TestLateCopy(t *testing.T) {
 		var copied Txn
 		r.mu.Lock()
 		r.copy = func(x Txn) bool {
-			if len(x.Then) > 0 {
+			about := slices.ContainsFunc(x.Then, func(w Write) bool { return w.Key == headKey(name) }) // and no one of the lease's own
+			if about {
 				copied = x
 			}
-			return len(x.Then) > 0 // and is not carried out now
+			return about // and is not carried out now
 		}
 		r.mu.Unlock()
 		q := request(name)

@@ -15,7 +15,8 @@ fn crowded(most: &str) -> (Sidecar, Client, Held) {
 }
 
 fn waiters(client: &Client, n: u32) {
-    eventually("they wait", PATIENCE, || client.info().unwrap().waiters == n);
+    // Beside 1,500 threads, on a busy machine, the sidecar may not answer in time.
+    eventually("they wait", PATIENCE, || matches!(client.info(), Ok(info) if info.waiters == n));
 }
 
 /// Each of them gets the lock, which they share.
