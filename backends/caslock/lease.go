@@ -28,10 +28,7 @@ type lease struct {
 	sidecar string
 	ttl     time.Duration
 
-	// b.mu guards these.
-	version int64                  // of its key, as far as it is known
-	soles   map[lock.Resource]sole // holds beside which there is nobody, as far as it is known
-	guessed map[lock.HoldID]int64  // requests that may be granted at once, and the revision before that
+	version int64 // of its key, as far as it is known. b.mu guards it
 
 	observer *leasekit.Observer
 	dues     *leasekit.Due[due] // forced releases whose grace is counted
@@ -63,7 +60,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		soles: make(map[lock.Resource]sole), guessed: make(map[lock.HoldID]int64), asked: make(map[lock.HoldID]*asked), fresh: make(map[lock.HoldID]fresh), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
+		asked: make(map[lock.HoldID]*asked), fresh: make(map[lock.HoldID]fresh), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	l.falls = b.fallen()
@@ -278,7 +275,6 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 func (l *lease) forcedNews(kv KV) (leasekit.Push, bool) {
 	f := decode[forced](kv)
 	name, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
-	l.forgetSole(name)
 	p := leasekit.Push{Kind: leasekit.Revoked, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Grace: f.grace()}
 	return p, f.Known == 0 || f.Grace < f.Known
 }
@@ -352,9 +348,6 @@ func (l *lease) changed(kv KV, push func(leasekit.Push)) {
 		name, id := refOf(rest)
 		e := decode[entry](kv)
 		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: e.fence()}
-		if l.tooOld(p.ID, kv.Version) {
-			return
-		}
 		if e.Fence == 0 || !l.grantedByPush(p.Ref, kv.Version) {
 			p.Kind = leasekit.Woken
 		}

@@ -27,10 +27,9 @@ type op struct {
 	ctx  context.Context // when it ends, the request is not sent any more; nil: never
 	done chan struct{}   // closed when it was carried out, or never will be
 
-	named   string // opLapse: the id of the hold that has the key
-	tried   bool   // opRemove: to mark that it is given up, which is done once
-	marked  bool   // opRemove: that it is given up stands in the store, so others may end it, too
-	marking bool   // opRemove: the trip that is under way marks it
+	named  string // opLapse: the id of the hold that has the key
+	tried  bool   // opRemove: to mark that it is given up, which is done once
+	marked bool   // opRemove: that it is given up stands in the store, so others may end it, too
 
 	// The result.
 	err error
@@ -104,11 +103,6 @@ func (o *op) reads() int {
 		n++
 	}
 	return n
-}
-
-// reset forgets the result of a try that came to nothing.
-func (o *op) reset() {
-	o.err, o.found, o.queued, o.granted, o.kept, o.left, o.had = nil, false, false, granted{}, 0, 0, ""
 }
 
 // names is the hold or waiter that a request is about. Two leases may choose the same id.

@@ -19,32 +19,11 @@ const (
 // errOvertaken: somebody else has written about the resource meanwhile. Nothing was done.
 var errOvertaken = errors.New("another sidecar was faster")
 
-// transact carries out a batch of requests about a resource. Where what it finds there can be told before, that takes one
-// trip, see guess.go. Otherwise it reads, decides, and writes if nobody else has written meanwhile, else there is errOvertaken.
+// transact carries out a batch of requests about a resource: it reads, decides, and writes
+// if nobody else has written meanwhile, else there is errOvertaken.
 func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (*state, error) {
 	command := ops[0].kind.String()
-	g := b.guess(name, ops)
-	defer b.guessed(g)
-	first := b.reads(name, ops)
-	if g != nil {
-		first.If, first.Then, first.Else = g.txn.If, g.txn.Then, b.given(name, ops)
-	} else if mark := b.given(name, ops); mark != nil {
-		first.If, first.Then = mark.If, mark.Then
-	}
-	r, err := b.do(ctx, command, first)
-	if err != nil {
-		return nil, err
-	}
-	if g != nil && r.Done {
-		return b.right(ctx, g, r)
-	}
-	if g != nil {
-		b.wrong(g)
-	}
-	if r.Done && len(first.Then) > 0 || r.Else {
-		noteMarks(ops)
-	}
-	s, conds, err := b.took(ctx, command, name, ops, r)
+	s, conds, err := b.load(ctx, command, name, ops)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +33,7 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 		return nil, errOvertaken
 	}
 	for _, o := range ops {
-		o.reset()
+		o.err, o.found, o.queued, o.granted, o.kept, o.left, o.had = nil, false, false, granted{}, 0, 0, ""
 		s.apply(o)
 	}
 	t := s.txn(conds)
@@ -62,33 +41,24 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 		s.noteKept(ops, 0)
 		return s, nil
 	}
-	r, err = b.do(ctx, command, t)
+	r, err := b.do(ctx, command, t)
 	switch {
 	case err != nil:
 		return nil, err
 	case !r.Done:
 		return nil, errOvertaken
 	}
-	b.settle(s, ops, r.Revision)
-	return s, nil
-}
-
-// settle notes that requests were carried out, with the revision of their write.
-func (b *Backend) settle(s *state, ops []*op, revision int64) {
 	for lease := range s.bumped {
-		b.sawVersion(lease, revision)
+		b.sawVersion(lease, r.Revision)
 	}
-	if _, wrote := s.writes[baseKey]; wrote {
-		b.sawBase(s.base, revision)
-	}
-	b.noteSole(s, revision)
 	for _, o := range ops {
-		o.settle(revision)
-		if w, wrote := s.writes[entryKey(o.lease, s.name, o.id)]; wrote && !w.Delete {
-			o.version = revision
+		o.settle(r.Revision)
+		if w, wrote := s.writes[entryKey(o.lease, name, o.id)]; wrote && !w.Delete {
+			o.version = r.Revision
 		}
 	}
-	s.noteKept(ops, revision)
+	s.noteKept(ops, r.Revision)
+	return s, nil
 }
 
 // sawVersion notes the version of a lease of this backend.
@@ -102,51 +72,37 @@ func (b *Backend) sawVersion(lease string, version int64) {
 
 // given marks what is given up, before it is read: a hold whose release has lost its answer,
 // or whose sidecar ends at that moment, is ended by others at once. So a release needs one
-// trip to come through, although it takes two. nil: nothing is to be marked.
-func (b *Backend) given(name lock.Resource, ops []*op) *Txn {
+// trip to come through, although it takes two.
+func (b *Backend) given(name lock.Resource, ops []*op) (t Txn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var t Txn
 	marked := make(map[string]bool)
 	for _, o := range ops {
 		l, key := b.leases[o.lease], forcedKey(o.lease, name, o.id)
 		if o.kind != opRemove || l == nil || marked[key] || o.tried {
 			continue
 		}
-		marked[key], o.tried, o.marking = true, true, true
+		marked[key], o.tried = true, true
 		t.If = append(t.If, Cond{Key: leaseKey(o.lease), Version: l.version}, Cond{Key: entryKey(o.lease, name, o.id), There: true})
 		t.Then = append(t.Then, Write{Key: key, Value: encode(forced{Grace: 1, Known: 1})})
 	}
-	if len(marked) == 0 {
-		return nil
-	}
-	return &t
+	return t
 }
 
-// noteMarks notes that what given wanted stands in the store.
-func noteMarks(ops []*op) {
-	for _, o := range ops {
-		o.marked = o.marked || o.marking
-	}
-}
-
-// asking are the leases of who asks, in the order in which they are read.
-func asking(ops []*op) (leases []string) {
+// load reads a resource, and what it has of who is asked about. conds hold as long as nobody
+// has changed that. Usually it is one trip.
+func (b *Backend) load(ctx context.Context, command string, name lock.Resource, ops []*op) (*state, []Cond, error) {
+	t := b.given(name, ops)
+	start := startOf(ops)
+	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), start), {Key: clockKey}}
+	var leases []string
 	for _, o := range ops {
 		for _, h := range o.about() {
 			if (o.own() || o.kind == opForce || o.kind == opHandle) && !slices.Contains(leases, h.lease) {
 				leases = append(leases, h.lease)
+				t.Read = append(t.Read, Range{Key: leaseKey(h.lease)})
 			}
 		}
-	}
-	return leases
-}
-
-// reads are what is read of a resource, and of what it has of who is asked about, with the first trip. Usually that is all.
-func (b *Backend) reads(name lock.Resource, ops []*op) (t Txn) {
-	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), startOf(ops)), {Key: clockKey}}
-	for _, l := range asking(ops) {
-		t.Read = append(t.Read, Range{Key: leaseKey(l)})
 	}
 	for _, o := range ops {
 		for _, h := range o.about() {
@@ -160,18 +116,19 @@ func (b *Backend) reads(name lock.Resource, ops []*op) (t Txn) {
 			t.Read = append(t.Read, Range{Key: handleKey(name, o.key)})
 		}
 	}
-	return t
-}
-
-// took takes in what was read. conds hold as long as nobody has changed that.
-func (b *Backend) took(ctx context.Context, command string, name lock.Resource, ops []*op, r Result) (*state, []Cond, error) {
-	start, leases := startOf(ops), asking(ops)
+	r, err := b.do(ctx, command, t)
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.Done && len(t.Then) > 0 {
+		for _, o := range ops {
+			o.marked = o.marked || slices.ContainsFunc(t.Then, func(w Write) bool { return w.Key == forcedKey(o.lease, name, o.id) })
+		}
+	}
 	headKV, _ := r.Reads[0].one()
 	baseKV, based := r.Reads[1].one()
 	now := b.wall().UnixMicro()
 	base := decode[int64](baseKV)
-	b.sawBase(base, baseKV.Version)
-	b.sawHead(name, headKV)
 	if !based {
 		base = now - fenceStep*r.Revision
 	}
