@@ -69,7 +69,7 @@ WITH_RACE = $(addprefix ./backends/,sqllock/postgres sqllock/mysql redislock zkl
 	$$(go list ./... | grep -vxF $(patsubst ./%,-e github.com/locksidecar/locksidecar/%,$(END_TO_END)))
 # What runs tests, and runs those that failed once more: JSON of all, then go on with --packages and arguments for go test.
 RUN_TESTS = "$$($(GOTESTSUM_PATH))" --format pkgname --format-hide-empty-pkg --rerun-fails=$(TEST_RERUNS) \
-	--rerun-fails-max-failures=10 --rerun-fails-abort-on-data-race
+	--rerun-fails-max-failures=20 --rerun-fails-abort-on-data-race
 # What make test-busy runs, how often, and the arguments of stress-ng beside it.
 BUSY ?= test-fast
 TIMES ?= 3
