@@ -69,7 +69,7 @@ func (d *sideDoors) watch(ctx context.Context, news <-chan struct{}) {
 	}
 }
 
-// close returns, after the server has begun to stop, when no connection is being taken.
+// close returns, after the server begins to stop, when no connection is being taken.
 func (d *sideDoors) close() { d.entries.Wait() }
 
 // sync opens the doors of folders that are there, and closes those of others. Where another sidecar has the

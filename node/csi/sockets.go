@@ -33,19 +33,19 @@ func (s sockets) of(pod string) (dir, error) {
 
 // make makes it as a whole.
 func (s sockets) make(pod string) error {
-	begun := filepath.Join(s.path, unfinished+pod)
-	err := os.RemoveAll(begun) // of a driver that was killed
+	half := filepath.Join(s.path, unfinished+pod)
+	err := os.RemoveAll(half) // of a driver that was killed
 	if err == nil {
-		err = makeFolder(begun)
+		err = makeFolder(half)
 	}
 	if err == nil && s.owner != 0 {
-		err = os.Lchown(begun, s.owner, s.owner)
+		err = os.Lchown(half, s.owner, s.owner)
 	}
 	if err == nil {
-		err = os.Rename(begun, filepath.Join(s.path, pod))
+		err = os.Rename(half, filepath.Join(s.path, pod))
 	}
 	if err != nil {
-		err = errors.Join(err, os.RemoveAll(begun))
+		err = errors.Join(err, os.RemoveAll(half))
 	}
 	return err
 }
