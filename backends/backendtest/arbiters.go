@@ -250,6 +250,8 @@ func testArbiterUnheardInUse(e *env) {
 	close(stop)
 	e.release(b, one)
 	busy.Wait()
+	// Nobody wants it now, so it may be parked for an hour, unless somebody comes.
+	e.release(b, e.start(b, request(r, lock.Exclusive)).granted())
 }
 
 // testArbiterCutOff: a sidecar that hears no answer keeps a parked hold no longer than it said, as soon

@@ -152,6 +152,12 @@ type Lighter interface {
 	Lighter() bool
 }
 
+// Besider is a Harness of a store that has a foreign lock beside each hold. Where there is no sign of that for half
+// a TTL, the hold is lost and its app told, while the lease lives.
+type Besider interface {
+	Beside() bool
+}
+
 // Crowder is a Harness of a store on which crowds may be smaller than on others: what depends on their size
 // is tested on another store, or by a test of its own. Where LOCKSIDECAR_TEST_FULL is set, they are whole.
 type Crowder interface {

@@ -17,6 +17,9 @@ func (e *env) inTime(s *sidecar, w *waiter) lock.Grant {
 	took := w.at.Sub(renewed)
 	// Store and test may count time on two clocks that are not quite as fast.
 	if took < s.ttl-s.ttl/200 {
+		if why := s.starved(); why != nil {
+			e.Fatal(why)
+		}
 		e.Errorf("granted %s after the lease was renewed for %s", took, s.ttl)
 	}
 	e.notLate(s, w, renewed)

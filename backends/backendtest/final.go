@@ -111,7 +111,7 @@ func testUnnoticedEnd(e *env) {
 			continue
 		}
 		if err != nil && !errors.Is(err, lock.ErrUnavailable) {
-			e.Errorf("%s first, when the lease may be over: got %v", first.name, err)
+			e.Errorf("%s first, when the lease may be over: got %v", first.name, dead[i].blame(err))
 		}
 		if err := e.answered(func() error { return dead[i].beat(e.ctx) }); errors.Is(err, lock.ErrLeaseLost) {
 			e.staysDead(dead[i])
@@ -120,6 +120,9 @@ func testUnnoticedEnd(e *env) {
 				e.Errorf("Heartbeat of a lease that lives: %v", err)
 			}
 			if st := e.get(b.b, held[i].Resource); len(st.Holders) == 0 && time.Since(dead[i].lastRenewed()) < dead[i].ttl {
+				if why := dead[i].starved(); why != nil {
+					e.Fatal(why)
+				}
 				e.Errorf("%s first: the lease lives, and its hold is gone", first.name)
 			}
 		}

@@ -75,7 +75,7 @@ func (e *env) acquireSoon(s *sidecar, r lock.Resource) lock.Grant {
 	g, err := e.try(s, request(r, lock.Exclusive)) // until it has been renewed, or has ended
 	ended := errors.Is(err, lock.ErrLeaseLost) && s.longestPause() >= s.ttl
 	if err != nil && !ended {
-		e.Fatalf("Acquire on a lease of %s: %v", s.ttl, err)
+		e.Fatalf("Acquire on a lease of %s: %v", s.ttl, s.blame(err))
 	}
 	return g
 }

@@ -70,6 +70,7 @@ func admin(t testing.TB, url string) *sql.DB {
 type harness struct{ *served.Store }
 
 var (
+	_ backendtest.Besider        = (*harness)(nil)
 	_ backendtest.Limited        = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
 )
@@ -93,6 +94,9 @@ func (h *harness) Limits() backendtest.Limits {
 
 // connections are those of each backend.
 const connections = 200
+
+// Beside makes the harness a backendtest.Besider.
+func (h *harness) Beside() bool { return true }
 
 func (h *harness) Exceptions() map[string]string {
 	return map[string]string{

@@ -40,6 +40,7 @@ var (
 	_ backendtest.Limited        = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
 	_ backendtest.Lighter        = (*harness)(nil)
+	_ backendtest.Besider        = (*harness)(nil)
 )
 
 func openAt(t testing.TB, url string) *Backend {
@@ -77,6 +78,9 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 // in another run of the suite, and ShedLock's in TestManyRows. With LOCKSIDECAR_TEST_FULL as many
 // locks come and go here, with a restart of the server after.
 func (h *harness) Lighter() bool { return true }
+
+// Beside makes the harness a backendtest.Besider.
+func (h *harness) Beside() bool { return true }
 
 func (h *harness) Exceptions() map[string]string {
 	return map[string]string{"HeartbeatCost": "each heartbeat writes the row of each hold"}
