@@ -48,12 +48,6 @@ type identity struct {
 	inode        uint64
 }
 
-// seen is what is at a name.
-type seen struct {
-	identity
-	isMount bool // of whatever
-}
-
 func (d dir) identity() (identity, error) {
 	var s unix.Statx_t
 	if err := unix.Statx(int(d), "", unix.AT_EMPTY_PATH, unix.STATX_INO, &s); err != nil {
@@ -62,27 +56,43 @@ func (d dir) identity() (identity, error) {
 	return identity{s.Dev_major, s.Dev_minor, s.Ino}, nil
 }
 
-// look tells what is at a name in this folder, without following a link. Nothing is no error.
-func (d dir) look(name string) (seen, error) {
-	var s unix.Statx_t
-	err := unix.Statx(int(d), name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &s)
+// mounted tells whether something is mounted at a name in this folder, and whether that is the folder with this identity.
+// It follows no link. It does not ask the file system that is mounted there, unless that is the folder's own: one of another
+// driver may not answer, or not root.
+func (d dir) mounted(name string, folder identity) (any, it bool, err error) {
+	s, err := d.statx(name, 0) // the kernel itself tells the device, and that it is a mount
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return seen{}, nil
+		return false, false, nil
 	case err != nil:
-		return seen{}, fmt.Errorf("look at %s: %w", name, err)
+		return false, false, err
 	case s.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0:
-		return seen{}, errors.New("this kernel does not tell what is a mount: Linux 5.8 does")
+		return false, false, errors.New("this kernel does not tell what is a mount: Linux 5.8 does")
+	case s.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0:
+		return false, false, nil
+	case s.Dev_major != folder.major || s.Dev_minor != folder.minor:
+		return true, false, nil
 	}
-	return seen{identity{s.Dev_major, s.Dev_minor, s.Ino}, s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}, nil
+	if s, err = d.statx(name, unix.STATX_INO); err != nil {
+		return true, false, err
+	}
+	return true, identity{s.Dev_major, s.Dev_minor, s.Ino} == folder, nil
+}
+
+func (d dir) statx(name string, mask int) (s unix.Statx_t, err error) {
+	err = unix.Statx(int(d), name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, mask, &s)
+	if err != nil {
+		err = fmt.Errorf("look at %s: %w", name, err)
+	}
+	return s, err
 }
 
 // unmount unmounts all that is mounted at a name in this folder, and tells how much that was. Who
 // still has a file open there does not keep it.
 func (d dir) unmount(name string) (n int, err error) {
 	for ; ; n++ {
-		there, err := d.look(name)
-		if err != nil || !there.isMount {
+		there, _, err := d.mounted(name, identity{})
+		if err != nil || !there {
 			return n, err
 		}
 		if err := unix.Unmount(d.path()+"/"+name, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {

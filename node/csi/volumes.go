@@ -81,12 +81,8 @@ func mountAt(below, what dir) (mounted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	there, err := below.look(mountPoint)
-	if err != nil {
+	if _, is, err := below.mounted(mountPoint, id); err != nil || is {
 		return false, err
-	}
-	if there.isMount && there.identity == id {
-		return false, nil
 	}
 	if _, err := below.unmount(mountPoint); err != nil {
 		return false, err
@@ -173,9 +169,9 @@ func (v *volumes) anyMounted(pod string, names []string) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		there, err := folder.look(mountPoint)
+		some, is, err := folder.mounted(mountPoint, id)
 		folder.close()
-		if err != nil || there.isMount && (id == identity{} || there.identity == id) {
+		if err != nil || is || some && id == (identity{}) {
 			return true, err
 		}
 	}
