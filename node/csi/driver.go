@@ -112,6 +112,9 @@ func Run(ctx context.Context, o Options) (err error) {
 		sockets: sockets{filepath.Join(o.Folder, socketsFolder), int(o.Owner)},
 		pods:    podid.Folder(filepath.Join(o.Folder, podsFolder)),
 	}}
+	if err := d.volumes.sockets.give(); err != nil {
+		return fmt.Errorf("give the folders of pods' sockets to the agent: %w", err)
+	}
 	if err := d.volumes.pods.Tidy(); err != nil {
 		return fmt.Errorf("remove what was being written of pods: %w", err)
 	}

@@ -6,6 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/localapi/podid"
 )
 
 // sockets is the folder that has one for each pod, named by the pod's uid. That is mounted into the pod, and belongs to
@@ -58,10 +62,52 @@ func (s sockets) open(pod string) (dir, error) {
 	return d, nil
 }
 
-// remove removes the folder of a pod, and the socket in it. It is no error when there is none.
+// remove removes the folder of a pod, and the socket in it. It is no error when there is none. The agent may be making
+// a socket there at that moment. So the folder first gets a name at which the agent does not look.
 func (s sockets) remove(pod string) error {
-	if err := errors.Join(os.RemoveAll(filepath.Join(s.path, pod)), os.RemoveAll(filepath.Join(s.path, unfinished+pod))); err != nil {
+	half := filepath.Join(s.path, unfinished+pod)
+	err := os.RemoveAll(half)
+	if err == nil {
+		err = os.Rename(filepath.Join(s.path, pod), half)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err == nil:
+		err = removeAll(half)
+	}
+	if err != nil {
 		return fmt.Errorf("remove the folder of the socket: %w", err)
 	}
 	return nil
+}
+
+// removeAll is os.RemoveAll of a folder that has a new name: what had looked up the old one before may still
+// come, but no more than that.
+func removeAll(path string) (err error) {
+	const often = 10
+	for range often {
+		if err = os.RemoveAll(path); !errors.Is(err, unix.ENOTEMPTY) {
+			break
+		}
+	}
+	return err
+}
+
+// give gives the folders that are there to the agent, whose user may have been another one when they were made. The socket
+// of an agent that runs stays.
+func (s sockets) give() error {
+	if s.owner == 0 {
+		return nil // else they stay whose they are
+	}
+	entries, err := os.ReadDir(s.path)
+	for _, e := range entries {
+		if !e.IsDir() || !podid.ValidPod(e.Name()) {
+			continue
+		}
+		if e := os.Lchown(filepath.Join(s.path, e.Name()), s.owner, s.owner); !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
 }
