@@ -2,16 +2,20 @@ package localapi
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/localapi/podid"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // sideDoors are the sockets of Options.SideDoors. The kernel has one line of waiting connections for each socket, and
@@ -24,8 +28,17 @@ type sideDoors struct {
 
 	open    map[string]*socketFile // by the name of the folder
 	entries sync.WaitGroup
-	failed  map[string]bool // that it was logged
+	failed  map[string]bool // of what it was logged: the name of a pod's folder, or one of those below
+
+	news  chan struct{} // something has come into the folder
+	watch *folderWatch  // nil: the kernel does not tell, as where the folder is not there yet
 }
+
+// What goes wrong that is no pod's.
+const (
+	failedFolder = "/"
+	failedWatch  = "/watch"
+)
 
 const (
 	// sideLook is how often it is looked whether all side doors are open, beside when the kernel tells of a new folder.
@@ -38,31 +51,31 @@ const (
 
 // openSideDoors opens those that are there, and the others when they come, until the server stops.
 func (s *Server) openSideDoors(main *door, enter func(*socketFile)) *sideDoors {
-	d := &sideDoors{s: s, main: main, enter: enter, open: make(map[string]*socketFile), failed: make(map[string]bool)}
+	d := &sideDoors{
+		s: s, main: main, enter: enter,
+		open: make(map[string]*socketFile), failed: make(map[string]bool), news: make(chan struct{}, 1),
+	}
 	if s.o.SideDoors == "" {
 		return d
 	}
-	news, stop := watchFolder(s.o.SideDoors)
 	d.sync(s.stopping)
-	d.entries.Go(func() {
-		defer stop()
-		d.watch(s.stopping, news)
-	})
+	d.entries.Go(func() { d.keep(s.stopping) })
 	return d
 }
 
-// watch keeps them open until ctx ends. Then it closes them.
-func (d *sideDoors) watch(ctx context.Context, news <-chan struct{}) {
+// keep keeps them open until ctx ends. Then it closes them.
+func (d *sideDoors) keep(ctx context.Context) {
 	look := time.NewTicker(sideLook)
 	defer look.Stop()
 	for {
 		select {
-		case <-news:
+		case <-d.news:
 		case <-look.C:
 		case <-ctx.Done():
 			for name := range d.open {
 				d.shut(name)
 			}
+			d.watch.stop()
 			return
 		}
 		d.sync(ctx)
@@ -75,8 +88,9 @@ func (d *sideDoors) close() { d.entries.Wait() }
 // sync opens the doors of folders that are there, and closes those of others. Where another sidecar has the
 // main door, it has these as well, or is about to: then none is taken from it.
 func (d *sideDoors) sync(ctx context.Context) {
+	d.attend() // before the look: what comes after it is told
 	entries, err := os.ReadDir(d.s.o.SideDoors)
-	d.log(d.s.o.SideDoors, err)
+	d.log(failedFolder, "cannot look which pods there are; trying again and again", d.s.o.SideDoors, err)
 	if err != nil {
 		return // those that are open stay so
 	}
@@ -91,16 +105,23 @@ func (d *sideDoors) sync(ctx context.Context) {
 			d.shut(name)
 		}
 	}
+	for name := range d.failed {
+		if podid.ValidPod(name) && !there[name] {
+			delete(d.failed, name)
+		}
+	}
 	for name := range there {
 		path := filepath.Join(d.s.o.SideDoors, name, filepath.Base(d.s.o.Socket))
 		if isAt(d.open[name], path) || !d.main.found() || ctx.Err() != nil {
 			continue
 		}
-		socket, err := replace(ctx, path, d.s.o.Mode)
+		// It makes no folder: of a pod that has ended meanwhile nobody would remove it again.
+		socket, err := replaceIn(ctx, path, d.s.o.Mode)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the pod has ended meanwhile
+			continue // that pod
 		}
-		if d.log(path, err); err != nil {
+		d.log(name, "cannot serve the socket of a pod; trying again and again", path, err)
+		if err != nil {
 			continue
 		}
 		d.shut(name)
@@ -109,15 +130,13 @@ func (d *sideDoors) sync(ctx context.Context) {
 	}
 }
 
-// log says once that something is wrong, until it is right again.
-func (d *sideDoors) log(path string, err error) {
-	if err != nil && !d.failed[path] {
-		d.s.o.Logger.Error("cannot serve the socket of a pod; trying again and again", keySocket, path, keyError, err)
-	}
-	if err == nil {
-		delete(d.failed, path)
-	} else {
-		d.failed[path] = true
+// log says once that something is wrong, until it is right again. It does not wait for the log: other pods do not either.
+func (d *sideDoors) log(what, message, path string, err error) {
+	switch {
+	case err == nil:
+		delete(d.failed, what)
+	case !d.failed[what]:
+		d.failed[what] = d.s.aside(session.Principal{}, func() { d.s.o.Logger.Error(message, keySocket, path, keyError, err) })
 	}
 }
 
@@ -144,24 +163,49 @@ func (d *door) found() bool {
 	return isAt(socket, socket.path)
 }
 
-// watchFolder tells when something comes into a folder, as far as the kernel can.
-func watchFolder(path string) (news <-chan struct{}, stop func()) {
-	told := make(chan struct{}, 1)
+// attend has the kernel tell what comes into the folder, where it does not yet: the folder may have come later than this
+// server, or again, and the kernel's limit may have been reached.
+func (d *sideDoors) attend() {
+	id, err := statID(d.s.o.SideDoors)
+	if err != nil || d.watch.of(id) {
+		return // without a folder there is nothing to tell
+	}
+	d.watch.stop()
+	d.watch, err = watchFolder(d.s.o.SideDoors, id, d.news)
+	d.log(failedWatch, "the kernel does not tell of new pods: their sockets come up to a second later", d.s.o.SideDoors, err)
+}
+
+// folderWatch is the kernel's word for what comes into a folder.
+type folderWatch struct {
+	id      fileID
+	file    *os.File
+	over    atomic.Bool // the folder was removed; another one may have its id now
+	reading sync.WaitGroup
+}
+
+// of tells whether it is the word for the folder with that id. w may be nil.
+func (w *folderWatch) of(id fileID) bool { return w != nil && w.id == id && !w.over.Load() }
+
+// watchFolder tells when something comes into a folder.
+func watchFolder(path string, id fileID, told chan<- struct{}) (*folderWatch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return told, func() {}
+		return nil, fmt.Errorf("inotify (a user has fs.inotify.max_user_instances of them): %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "inotify")
+	w := &folderWatch{id: id, file: os.NewFile(uintptr(fd), "inotify")}
 	if _, err := unix.InotifyAddWatch(fd, path, unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
-		_ = file.Close()
-		return told, func() {}
+		_ = w.file.Close()
+		return nil, fmt.Errorf("inotify (a user has fs.inotify.max_user_watches of them): %w", err)
 	}
-	var reading sync.WaitGroup
-	reading.Go(func() {
+	w.reading.Go(func() {
 		buf := make([]byte, 4<<10)
 		for {
-			if _, err := file.Read(buf); err != nil {
+			n, err := w.file.Read(buf)
+			if err != nil {
 				return
+			}
+			if removed(buf[:n]) {
+				w.over.Store(true)
 			}
 			select {
 			case told <- struct{}{}:
@@ -169,9 +213,25 @@ func watchFolder(path string) (news <-chan struct{}, stop func()) {
 			}
 		}
 	})
-	return told, func() {
-		_ = file.Close()
-		reading.Wait()
+	return w, nil
+}
+
+// removed tells whether events of inotify say that there is nothing to watch any more.
+func removed(events []byte) bool {
+	const atMask, atLength = 4, 12 // of struct inotify_event
+	for len(events) >= unix.SizeofInotifyEvent {
+		if binary.NativeEndian.Uint32(events[atMask:])&unix.IN_IGNORED != 0 {
+			return true
+		}
+		events = events[unix.SizeofInotifyEvent+min(int(binary.NativeEndian.Uint32(events[atLength:])), len(events)-unix.SizeofInotifyEvent):]
+	}
+	return false
+}
+
+func (w *folderWatch) stop() {
+	if w != nil {
+		_ = w.file.Close()
+		w.reading.Wait()
 	}
 }
 

@@ -69,7 +69,15 @@ func listen(ctx context.Context, path string, mode fs.FileMode) (_ *socketFile, 
 // replace makes the socket at path in place of one that somebody serves, who keeps the connections
 // that it has.
 func replace(ctx context.Context, path string, mode fs.FileMode) (*socketFile, error) {
-	err := makePlace(path)
+	if err := makePlace(path); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return replaceIn(ctx, path, mode)
+}
+
+// replaceIn is replace in a folder that must be there. fs.ErrNotExist: it is not.
+func replaceIn(ctx context.Context, path string, mode fs.FileMode) (*socketFile, error) {
+	err := checkPath(path)
 	if err == nil {
 		var s socketFile
 		if s.UnixListener, s.id, err = bind(ctx, path, mode); err == nil {
@@ -87,6 +95,13 @@ func Served(ctx context.Context, path string) bool {
 
 // makePlace checks the path of a socket, and makes its folder.
 func makePlace(path string) error {
+	if err := checkPath(path); err != nil {
+		return err
+	}
+	return os.MkdirAll(filepath.Dir(path), 0o700)
+}
+
+func checkPath(path string) error {
 	switch {
 	case path == "":
 		return errors.New("no path is given")
@@ -95,7 +110,7 @@ func makePlace(path string) error {
 	case len(path) > maxSocketPath:
 		return fmt.Errorf("the path is %d bytes long, at most %d are possible", len(path), maxSocketPath)
 	}
-	return os.MkdirAll(filepath.Dir(path), 0o700)
+	return nil
 }
 
 // Close stops listening and removes the socket, unless its place was taken by
@@ -151,7 +166,7 @@ func (s *socketFile) watch(ctx context.Context, f func()) {
 // moves it to its place: nobody can connect before the mode guards it, and the
 // path of a dead sidecar's socket is never empty in between.
 func bind(ctx context.Context, path string, mode fs.FileMode) (_ *net.UnixListener, id fileID, err error) {
-	tmp := filepath.Join(filepath.Dir(path), "."+rand.Text()[:8])
+	tmp := filepath.Join(filepath.Dir(path), unfinishedSocket())
 	if len(tmp) > maxSocketPath {
 		return nil, fileID{}, fmt.Errorf("the path of its directory is too long by %d bytes", len(tmp)-maxSocketPath)
 	}
@@ -174,6 +189,9 @@ func bind(ctx context.Context, path string, mode fs.FileMode) (_ *net.UnixListen
 	}
 	return ul, id, os.Rename(tmp, path)
 }
+
+// unfinishedSocket is a new name for a socket that is not at its place yet.
+func unfinishedSocket() string { return "." + rand.Text()[:8] }
 
 // checkStale is nil when path is free, or has the socket of a dead process.
 func checkStale(ctx context.Context, path string) error {
@@ -242,6 +260,15 @@ func identify(path string) (fileID, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
 		return fileID{}, &fs.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return fileID{dev: st.Dev, ino: st.Ino}, nil
+}
+
+// statID is identify of what a link leads to.
+func statID(path string) (fileID, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fileID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	return fileID{dev: st.Dev, ino: st.Ino}, nil
 }
