@@ -49,6 +49,17 @@ const (
 	connectsAtOnce    = 500
 )
 
+// CheckSideDoors tells whether the sockets that a server makes in the folder Options.SideDoors would have paths that are
+// possible. socket is Options.Socket.
+func CheckSideDoors(folder, socket string) error {
+	const pod = "00000000-0000-0000-0000-000000000000"
+	name := filepath.Base(socket)
+	if other := unfinishedSocket(); len(name) < len(other) {
+		name = other
+	}
+	return checkPath(filepath.Join(folder, pod, name))
+}
+
 // openSideDoors opens those that are there, and the others when they come, until the server stops.
 func (s *Server) openSideDoors(main *door, enter func(*socketFile)) *sideDoors {
 	d := &sideDoors{

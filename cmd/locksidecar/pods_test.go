@@ -329,6 +329,7 @@ func TestPodFlags(t *testing.T) {
 		{append(pod, "--admin-unit", "web.service"), "--admin-unit means nothing without --principal unit"},
 		{append(pod, "--allow-service-account", "shop"), `"shop" is not NAMESPACE/NAME`},
 		{append(pod, "--allow-service-account", "shop/a/b"), `"shop/a/b" is not NAMESPACE/NAME`},
+		{append(pod, "--sockets-folder", "/"+strings.Repeat("x", 70)), "the socket of a pod: the path is 118 bytes long, at most 107 are possible"},
 		{append(pod, "--space-of", "shop=/"), "shop cannot have all spaces"},
 		{append(pod, "--space-of", "Shop=x"), "is no name of a namespace"},
 		{append(pod, "--space-of", "shop"), "is not NAMESPACE=SPACE"},

@@ -172,6 +172,9 @@ func (s *serveFlags) pods(o *sidecarOptions) (err error) {
 	case len(s.allowAccounts) == 0:
 		return errors.New("it needs --allow-service-account: who may take locks here, such as 'shop/*'")
 	}
+	if err := localapi.CheckSideDoors(s.socketsFolder, o.socket); s.socketsFolder != "" && err != nil {
+		return fmt.Errorf("--sockets-folder %s: the socket of a pod: %w", s.socketsFolder, err)
+	}
 	for _, pattern := range s.allowAccounts {
 		namespace, account, ok := strings.Cut(pattern, "/")
 		if !ok || namespace == "" || account == "" || strings.Contains(account, "/") {
