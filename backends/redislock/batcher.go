@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,8 +35,7 @@ var (
 // one caller pays for nothing but its own request, and many callers share trips,
 // system calls and wake-ups. What comes in one piece from an app (lock.Burst) goes in one trip: its
 // first request holds the batcher, and who comes last sends all. Requests are carried out in the order in which they came, save
-// that where more wait than a trip takes, those for whom they are (lock.From) take turns: who asks for much waits for
-// itself, and others do not wait for that.
+// that where more wait than a trip takes, those for whom they are take turns.
 type batcher struct {
 	sender
 	timeout time.Duration // of a request
@@ -46,16 +44,15 @@ type batcher struct {
 	mu      sync.Mutex
 	busy    bool
 	held    bool // busy with a trip that is not sent yet: more is to come
-	waiting []*ticket
+	waiting turns
 	sending sync.WaitGroup
-	ends    func()      // letGo, made once
-	counts  map[any]int // of deal: its memory is used again
-	trips   sync.Pool   // *batch, to be used again
-	tickets sync.Pool   // *ticket
+	ends    func()    // letGo, made once
+	trips   sync.Pool // *batch, to be used again
+	tickets sync.Pool // *ticket
 }
 
 func newBatcher(s sender, timeout time.Duration) *batcher {
-	b := &batcher{sender: s, timeout: timeout, counts: make(map[any]int)}
+	b := &batcher{sender: s, timeout: timeout}
 	b.ends = b.letGo
 	return b
 }
@@ -66,6 +63,11 @@ type ticket struct {
 	from  any
 	sent  bool          // under batcher.mu
 	ready chan struct{} // gets a value when cmd has its answer
+
+	// Of turns.
+	number        uint64
+	row           *row // nil: it is in none
+	before, after *ticket
 }
 
 // batch is what goes together.
@@ -96,13 +98,13 @@ func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Dur
 	}
 	b.mu.Lock()
 	sends := !b.busy || b.held
-	if sends && len(b.waiting) < maxBatch-1 && lock.Later(ctx, b.ends) {
+	if sends && b.waiting.n < maxBatch-1 && lock.Later(ctx, b.ends) {
 		b.busy, b.held, sends = true, true, false
 	}
 	if sends {
 		b.busy, b.held = true, false
 	}
-	if sends && len(b.waiting) == 0 {
+	if sends && b.waiting.n == 0 {
 		b.mu.Unlock()
 		lock.Queued(ctx)
 		lock.Blocking(ctx)
@@ -111,7 +113,7 @@ func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Dur
 		return err
 	}
 	t := b.ticket(ctx, cmd)
-	b.waiting = append(b.waiting, t)
+	b.waiting.add(t)
 	var all *batch
 	if sends {
 		all = b.next()
@@ -133,12 +135,7 @@ func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Dur
 	b.mu.Lock()
 	sent := t.sent
 	if !sent {
-		for i, other := range b.waiting {
-			if other == t {
-				b.waiting = slices.Delete(b.waiting, i, i+1)
-				break
-			}
-		}
+		b.waiting.remove(t)
 	}
 	b.mu.Unlock()
 	if !sent {
@@ -222,7 +219,7 @@ func (b *batcher) letGo() {
 // goOn is pass. b.mu is held.
 func (b *batcher) goOn() {
 	b.held = false
-	if b.busy = len(b.waiting) > 0; b.busy {
+	if b.busy = b.waiting.n > 0; b.busy {
 		next := b.next()
 		b.sending.Go(func() { b.send(next) })
 	}
@@ -234,57 +231,11 @@ func (b *batcher) next() *batch {
 	if !used {
 		next = new(batch)
 	}
-	if len(b.waiting) > maxBatch {
-		b.deal(next)
-	} else {
-		next.tickets = append(next.tickets, b.waiting...)
-		clear(b.waiting)
-		b.waiting = b.waiting[:0]
-	}
+	next.tickets = b.waiting.take(next.tickets)
 	for _, t := range next.tickets {
 		t.sent = true
 	}
 	return next
-}
-
-// deal takes as many as a trip has room for: of each for whom somebody waits as many as of any other, as far as it has so
-// many, in the order in which they came. b.mu is held.
-func (b *batcher) deal(next *batch) {
-	clear(b.counts)
-	for _, t := range b.waiting {
-		b.counts[t.from]++
-	}
-	turns, room := 0, maxBatch // each has so many turns, and in the next one there is so much room
-	for {
-		n := 0
-		for _, has := range b.counts {
-			if has > turns {
-				n++
-			}
-		}
-		if n >= room {
-			break
-		}
-		turns, room = turns+1, room-n
-	}
-	clear(b.counts)
-	left := b.waiting[:0]
-	for _, t := range b.waiting {
-		turn := b.counts[t.from]
-		b.counts[t.from]++
-		switch {
-		case turn < turns:
-			next.tickets = append(next.tickets, t)
-		case turn == turns && room > 0:
-			next.tickets = append(next.tickets, t)
-			room--
-		default:
-			left = append(left, t)
-		}
-	}
-	clear(b.waiting[len(left):])
-	b.waiting = left
-	clear(b.counts) // of sessions that may be over
 }
 
 // unavailable makes any error of the driver an unknown outcome.

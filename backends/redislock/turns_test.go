@@ -2,7 +2,9 @@ package redislock
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -70,37 +72,171 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%q: %q, want %q", from, got, asked)
 		}
 	}
-	if b.mu.Lock(); b.busy || len(b.waiting) > 0 || len(b.counts) > 0 {
-		t.Errorf("left: busy %v, %d wait, counts %v", b.busy, len(b.waiting), b.counts)
+	b.mu.Lock()
+	if empty(t, &b.waiting); b.busy {
+		t.Error("the batcher is busy")
 	}
 	b.mu.Unlock()
 }
 
-// Many who ask for one thing each come in their order, and none waits for ever.
+// Who asks for one thing does not wait for all that others ask for who are more than a trip takes.
+func TestTurnsBesideManyWhoAskForMuch(t *testing.T) {
+	server := testengine.New(t, testengine.Redis)
+	client := plain(t, strings.TrimPrefix(server.URL(), "redis://")+"?timeout=1m")
+	b := newBatcher(sender{client: client}, time.Minute)
+	defer b.sending.Wait()
+	if err := client.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	resume := testengine.Pause(t, server)
+	var all sync.WaitGroup
+	hand := func(from string) {
+		blocks := make(chan struct{})
+		ctx := lock.WithBlocking(context.WithValue(t.Context(), lock.FromKey{}, from), sync.OnceFunc(func() { close(blocks) }))
+		all.Go(func() {
+			if err := b.Process(ctx, redis.NewCmd(ctx, "rpush", "order", from)); err != nil {
+				t.Error(err)
+			}
+		})
+		<-blocks
+	}
+	const many, each = maxBatch + 16, 8
+	for i := range many * each {
+		hand(strconv.Itoa(i % many))
+	}
+	hand("late")
+	resume()
+	all.Wait()
+	order, err := client.LRange(t.Context(), "order", 0, -1).Result()
+	if err != nil || len(order) != many*each+1 {
+		t.Fatalf("Redis has carried out %d, %v", len(order), err)
+	}
+	if at := slices.Index(order, "late"); at > 2*maxBatch {
+		t.Errorf("it comes as number %d", at)
+	}
+}
+
+// Many who ask for a few things each come in their order, and nobody has a second turn in a trip before all have had one.
 func TestTurnsOfMany(t *testing.T) {
-	b := newBatcher(sender{}, time.Second)
+	var w turns
 	for i := range 3 * maxBatch {
-		b.waiting = append(b.waiting, &ticket{from: i / 2})
+		w.add(&ticket{from: i / 2})
 	}
 	var got []int
-	for len(b.waiting) > 0 {
-		next := b.next()
-		if len(next.tickets) != maxBatch {
-			t.Errorf("a trip of %d", len(next.tickets))
+	for w.n > 0 {
+		trip := w.take(nil)
+		if len(trip) != maxBatch {
+			t.Errorf("a trip of %d", len(trip))
 		}
-		for _, t := range next.tickets {
+		for _, t := range trip {
 			got = append(got, t.from.(int))
 		}
 	}
-	for i := range maxBatch { // the first of each, before any second one
-		if got[i] != i {
-			t.Errorf("number %d is of %d", i, got[i])
-		}
+	firsts := map[int]bool{}
+	for _, from := range got[:2*maxBatch] {
+		firsts[from] = true
+	}
+	if len(firsts) != 3*maxBatch/2 || !slices.IsSorted(got[:maxBatch]) {
+		t.Errorf("the first two trips are for %d: %v", len(firsts), got)
 	}
 	slices.Sort(got)
 	for i, from := range got {
 		if from != i/2 {
-			t.Fatalf("%d is there %d times", i/2, len(got))
+			t.Fatalf("not each is there twice: %v", got)
+		}
+	}
+	empty(t, &w)
+}
+
+// Whoever comes, leaves and is taken: what is for one keeps its order, nobody has two turns more than another one who could have had
+// them, nobody is forgotten, and nothing is left.
+func TestTurnsAtRandom(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		var w turns
+		var waiting []*ticket
+		number := 0
+		for range 300 {
+			switch r.IntN(5) {
+			case 0, 1, 2:
+				for range r.IntN(maxBatch) {
+					var from any // nobody says
+					if n := r.IntN(1 + r.IntN(150)); n > 0 {
+						from = n
+					}
+					tick := &ticket{from: from}
+					w.add(tick)
+					waiting = append(waiting, tick)
+					number++
+				}
+			case 3:
+				for range min(r.IntN(40), len(waiting)) {
+					i := r.IntN(len(waiting))
+					w.remove(waiting[i])
+					waiting = slices.Delete(waiting, i, i+1)
+				}
+			default:
+				trip := w.take(nil)
+				if len(trip) != min(len(waiting), maxBatch) {
+					t.Fatalf("seed %d: a trip of %d of %d", seed, len(trip), len(waiting))
+				}
+				if !slices.IsSortedFunc(trip, func(a, b *ticket) int { return int(a.number) - int(b.number) }) { //nolint:gosec // small
+					t.Fatalf("seed %d: a trip is not in the order in which its requests came", seed)
+				}
+				has, had := map[any]int{}, map[any]int{}
+				goes := map[*ticket]bool{}
+				for _, tick := range trip {
+					has[tick.from]++
+					goes[tick] = true
+				}
+				stay := map[any]bool{}
+				left := waiting[:0:0]
+				for _, tick := range waiting {
+					if !goes[tick] {
+						left = append(left, tick)
+						stay[tick.from] = true
+						continue
+					}
+					if had[tick.from]++; stay[tick.from] {
+						t.Fatalf("seed %d: a request of %v has overtaken another one", seed, tick.from)
+					}
+				}
+				most := 0
+				for _, n := range has {
+					most = max(most, n)
+				}
+				for from := range stay {
+					if has[from] < most-1 {
+						t.Fatalf("seed %d: %v has %d turns, others %d", seed, from, has[from], most)
+					}
+				}
+				waiting = left
+			}
+			if w.n != len(waiting) {
+				t.Fatalf("seed %d: %d wait, want %d", seed, w.n, len(waiting))
+			}
+		}
+		for w.n > 0 {
+			w.take(nil)
+		}
+		empty(t, &w)
+	}
+}
+
+// empty checks that nothing is left of who has waited: sessions end.
+func empty(t *testing.T, w *turns) {
+	t.Helper()
+	if w.n > 0 || len(w.few) > 0 || len(w.rows) > 0 || w.next != nil || len(w.bygone) > maxBygone {
+		t.Errorf("left: %d wait, %d of few, %d rows", w.n, len(w.few), len(w.rows))
+	}
+	for _, tick := range w.few[:cap(w.few)] {
+		if tick != nil {
+			t.Errorf("a request is kept: %+v", tick)
+		}
+	}
+	for _, r := range w.bygone {
+		if *r != (row{}) {
+			t.Errorf("something of a row is kept: %+v", r)
 		}
 	}
 }
