@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -39,7 +39,6 @@ var (
 type batcher struct {
 	sender
 	timeout time.Duration // of a request
-	knows   atomic.Bool   // the server has carried out scriptAcquire
 
 	mu      sync.Mutex
 	busy    bool
@@ -166,7 +165,33 @@ func (b *batcher) alone(ctx context.Context, cmd redis.Cmder, lingers time.Durat
 		free, cancel = context.WithDeadline(free, end.Add(lingers))
 		defer cancel()
 	}
-	return b.sender.Process(free, cmd)
+	_ = b.sender.Process(free, cmd) // the command has its error
+	b.teach(free, cmd)
+	return cmd.Err()
+}
+
+// teach sends once more what the server has not carried out because it does not know the script (a new server, or
+// SCRIPT FLUSH). That is part of the trip: nothing overtakes it.
+func (b *batcher) teach(ctx context.Context, cmds ...redis.Cmder) {
+	var unknown []redis.Cmder
+	var taught []*script
+	for _, cmd := range cmds {
+		c, runs := cmd.(*command)
+		if !runs || c.script == nil || !redis.HasErrorPrefix(c.Err(), "NOSCRIPT") {
+			continue
+		}
+		args := c.Args()
+		if !slices.Contains(taught, c.script) { // those after it need not have the text again
+			taught = append(taught, c.script)
+			args[0], args[1] = "eval", c.script.code().text
+		}
+		c.Cmd = *redis.NewCmd(ctx, args...)
+		c.SetFirstKeyPos(firstKey)
+		unknown = append(unknown, c)
+	}
+	if len(unknown) > 0 {
+		b.trip(ctx, unknown)
+	}
 }
 
 func (b *batcher) ticket(ctx context.Context, cmd redis.Cmder) *ticket {
@@ -189,7 +214,9 @@ func (b *batcher) send(batch *batch) {
 	for _, t := range batch.tickets {
 		batch.cmds = append(batch.cmds, t.cmd)
 	}
-	b.trip(context.Background(), batch.cmds) // a batch is of many callers; the driver's timeout bounds it
+	ctx := context.Background() // a batch is of many callers; the driver's timeout bounds it
+	b.trip(ctx, batch.cmds)
+	b.teach(ctx, batch.cmds...)
 	b.pass()
 	for _, t := range batch.tickets {
 		t.ready <- struct{}{}

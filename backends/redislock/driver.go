@@ -241,7 +241,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		args = append(args, trusted.term)
 	}
 	on := d.b.batchers[s.index]
-	if script != scriptAcquire || !on.knows.Load() { // it may be sent once more, behind others
+	if script != scriptAcquire { // it may be sent once more, behind others
 		ctx = context.WithValue(ctx, lock.QueuedKey{}, nil)
 	}
 	for first := true; ; first = false {
@@ -251,9 +251,6 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		}
 		if r.err != nil {
 			return leasekit.Answer{}, d.notAsked(q, r.err)
-		}
-		if script == scriptAcquire {
-			on.knows.Store(true)
 		}
 		if holder, has := holderOf(r); has {
 			tail := string(q.Handle) + ":" + holder

@@ -140,6 +140,7 @@ type processor interface {
 // out would be that there was nothing to release.
 type command struct {
 	redis.Cmd
+	script *script   // that it runs by its name; nil: it does not, or the caller sees to what the server does not know
 	by     *presence // who answered; nil: unknown
 	copies int       // replicas that have it, where that was asked for
 }
@@ -151,6 +152,9 @@ func newCommand(ctx context.Context, args ...any) *command {
 	return &command{Cmd: *redis.NewCmd(ctx, args...)} // one piece of memory
 }
 
+// firstKey is where the keys of a script stand among the arguments of its command.
+const firstKey = 3
+
 // newCmd makes the command that runs a script. how and what are strings.
 func newCmd(ctx context.Context, how, what any, keys []string, args []any) *command {
 	all := make([]any, 0, 3+len(keys)+len(args))
@@ -159,7 +163,7 @@ func newCmd(ctx context.Context, how, what any, keys []string, args []any) *comm
 		all = append(all, &keys[i]) // a string would be copied
 	}
 	cmd := newCommand(ctx, append(all, args...)...)
-	cmd.SetFirstKeyPos(3)
+	cmd.SetFirstKeyPos(firstKey)
 	return cmd
 }
 
@@ -197,6 +201,7 @@ func (b *Backend) run(ctx context.Context, on processor, s *script, keys []strin
 	cmd := newCmd(ctx, "evalsha", s.code().sha, keys, args)
 	switch on.(type) {
 	case *batcher, forAcquires: // they say so themselves
+		cmd.script = s
 	default:
 		lock.Blocking(ctx)
 	}
