@@ -73,6 +73,9 @@ func (l *Lease) ID() lock.LeaseID { return l.inner.ID() }
 // TellsBlocking implements lock.Prompt.
 func (l *Lease) TellsBlocking() bool { return lock.TellsBlocking(l.inner) }
 
+// IsNear implements lock.Near.
+func (l *Lease) IsNear() bool { return lock.IsNear(l.inner) }
+
 // Events implements lock.Lease.
 func (l *Lease) Events() <-chan lock.Event { return l.events }
 

@@ -17,6 +17,9 @@ const (
 	tryLimit = 2 * time.Second
 	// patience is how long a wait that is over waits on to learn who holds the lock.
 	patience = 100 * time.Millisecond
+	// nearPatience is the same, also of a try, where the store is in this process: it always answers, and only a machine that is
+	// very busy takes long to get to it. That the store does not answer would be wrong.
+	nearPatience = 30 * time.Second
 )
 
 // errSilent is for a wait that ended without a word of the store.
@@ -26,7 +29,8 @@ var errSilent = fmt.Errorf("the store has not answered: %w", lock.ErrUnavailable
 // error the app has nothing, and nothing is left behind in the store: what an
 // unanswered request may have left is given back in the background. A try ends
 // after two seconds and a wait at its time, whatever the store does, save that a
-// wait takes up to 0.1 s more to learn who holds the lock.
+// wait takes up to 0.1 s more to learn who holds the lock. A store in this process is
+// waited for: it answers as soon as the processor gets to it.
 //
 // Each request gets a hold of its own: a second one of the same session waits for
 // the first. Two kinds share. A request with the id of one that waits, or of one

@@ -58,6 +58,50 @@ func TestWaitsEndInTimeWhateverTheDriverDoes(t *testing.T) {
 	}
 }
 
+// TestStoreInTheProcessAlwaysAnswers: on a machine that is so busy that the answer takes long, the end of a wait, and a try,
+// says what the store says.
+func TestStoreInTheProcessAlwaysAnswers(t *testing.T) {
+	slow := func(d time.Duration) fault {
+		return func(ctx context.Context, do func(context.Context) error) error {
+			err := do(ctx)
+			if ctx.Err() != nil || d > tryLimit { // the end of a wait, or all of a try
+				time.Sleep(d)
+			}
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		request AcquireRequest
+		slow    time.Duration
+		near    bool
+		want    error
+	}{
+		"a wait":                      {waiting(exclusive, time.Second), time.Second, true, context.DeadlineExceeded},
+		"a try":                       {try(exclusive), 5 * time.Second, true, lock.ErrHeld},
+		"a wait at a store elsewhere": {waiting(exclusive, time.Second), time.Second, false, lock.ErrUnavailable},
+		"a try at a store elsewhere":  {try(exclusive), 5 * time.Second, false, lock.ErrUnavailable},
+	} {
+		for way, begin := range map[string]func(*Session, AcquireRequest) *pending{"": begin, ", by Begin": beginAsync} {
+			t.Run(name+way, func(t *testing.T) {
+				bubble(t, func(t *testing.T, e *env) {
+					sc := e.sidecar()
+					sc.Manager.lease.Load().near = c.near
+					holder := must(t, sc.session(), exclusive)
+					sc.way.on(slow(c.slow), opAcquire)
+					_, err := begin(sc.session(), c.request).wait()
+					isErr(t, err, c.want)
+					held := (*lock.HeldError)(nil)
+					if c.near && (!errors.As(err, &held) || len(held.Status.Holders) != 1 || held.Status.Holders[0].ID != holder.LockID) {
+						t.Errorf("it does not say who has the lock: %v", err)
+					}
+					time.Sleep(c.slow) // until the store has answered
+					synctest.Wait()
+				})
+			})
+		}
+	}
+}
+
 // TestStuckDriverDoesNotKeepTheNextLeaseWaiting: the request goes to the next
 // lease although the driver still has it on the old one.
 func TestStuckDriverDoesNotKeepTheNextLeaseWaiting(t *testing.T) {

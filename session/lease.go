@@ -21,6 +21,7 @@ const closeTimeout = 5 * time.Second
 type generation struct {
 	lease    lock.Lease
 	prompt   bool          // the lease says by lock.Blocking when it blocks
+	near     bool          // its store is in this process, and so answers for certain
 	opened   time.Duration // on the clock
 	keeper   *heartbeat.Keeper
 	janitors *janitors
@@ -34,7 +35,7 @@ type generation struct {
 
 // begin starts what keeps a lease that was just opened. ctx does not end it.
 func (m *Manager) begin(ctx context.Context, l lock.Lease, opened time.Duration) *generation {
-	g := &generation{lease: l, prompt: lock.TellsBlocking(l), opened: opened, holds: make(map[lock.HoldID]*Session)}
+	g := &generation{lease: l, prompt: lock.TellsBlocking(l), near: lock.IsNear(l), opened: opened, holds: make(map[lock.HoldID]*Session)}
 	ctx, g.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	g.keeper = heartbeat.New(heartbeat.Options{
 		TTL:   m.o.TTL,

@@ -169,9 +169,16 @@ func (q *Request) over() error {
 	var err error
 	if f := c.Farewell(); f != nil {
 		err = errSilent
-		if q.r.Wait != 0 { // a try has nothing to learn: nobody waits for who holds the lock
+		limit := patience
+		if q.r.Wait == 0 {
+			limit = 0 // a try has nothing to learn: nobody waits for who holds the lock
+		}
+		if g := q.s.space.m.lease.Load(); g != nil && g.near && !errors.Is(cause, context.Canceled) {
+			limit = nearPatience
+		}
+		if limit > 0 {
 			lock.Blocking(q.ctx)
-			t := time.NewTimer(patience)
+			t := time.NewTimer(limit)
 			defer t.Stop()
 			select {
 			case <-f.Done:

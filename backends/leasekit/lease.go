@@ -75,6 +75,7 @@ type Lease struct {
 
 var (
 	_ lock.Prompt    = (*Lease)(nil)
+	_ lock.Near      = (*Lease)(nil)
 	_ lock.Contender = (*Lease)(nil)
 )
 
@@ -117,6 +118,9 @@ func (l *Lease) ID() lock.LeaseID { return l.o.ID }
 
 // TellsBlocking implements lock.Prompt.
 func (l *Lease) TellsBlocking() bool { return true }
+
+// IsNear implements lock.Near.
+func (l *Lease) IsNear() bool { return l.o.Local }
 
 // TellsContended implements lock.Contender.
 func (l *Lease) TellsContended() bool {
