@@ -36,9 +36,12 @@ class Hold {
     return this.#controller.signal;
   }
 
-  /** News are for what was held when they were counted: a later hold may be on another lease. */
-  prolong({ counted, until }) {
-    if (counted >= this.#counted) {
+  /**
+   * News are for what was held when they were counted: a later hold may be on another lease, and so is the
+   * lease of one that was over by then, though its loss is still to be read.
+   */
+  prolong({ counted, at, until }) {
+    if (counted >= this.#counted && at < this.until) {
       this.until = Math.max(this.until, until);
     }
   }

@@ -28,7 +28,7 @@ class Holds {
   #changed; // called when something is not held any more
   #byId = new Map();
   #clock = new SidecarClock();
-  #news = { counted: -Infinity, until: -Infinity }; // of the lease: on the sidecar's clock, on ours
+  #news = { counted: -Infinity, at: -Infinity, until: -Infinity }; // of the lease: when it was counted, on the sidecar's clock and on ours, and its end
   #early = new Map(); // losses, by lock id, for grants that come after them; only while acquires are on their way
   #timer;
   #looksAt = Infinity;
@@ -99,7 +99,7 @@ class Holds {
   // Ends.
 
   lease({ countedAt, validFor }) {
-    this.#news = { counted: parseDuration(countedAt), until: this.until(countedAt, validFor) };
+    this.#news = { counted: parseDuration(countedAt), at: this.until(countedAt), until: this.until(countedAt, validFor) };
     this.#byId.forEach((hold) => hold.prolong(this.#news));
   }
 

@@ -132,6 +132,21 @@ test('news of the lease prolong only what was held when they were counted', asyn
   assert.ok(next.validFor() > 800_000, `${next.validFor()}`);
 });
 
+test('news that were counted when a hold was over do not bring it back, also where nobody has looked yet', () => {
+  const sent = now() - 10_000;
+  const granted = (at) => {
+    const holds = new Holds(new Acquires(), () => {});
+    holds.opened({ sent }, { countedAt: '1s', leaseMargin: '1s' });
+    const hold = holds.granted({ sent }, { lockId: 'l', resource: 'r', mode: 'EXCLUSIVE', fence: '1', validFor: '9s', countedAt: '1s' });
+    holds.lease({ countedAt: at, validFor: '900s' });
+    holds.expire(hold);
+    const { problem } = hold;
+    holds.end({ reason: 'SESSION_CLOSED', message: 'm' });
+    return problem?.lostReason;
+  };
+  assert.deepEqual(['1s', '9.9s', '10s', '11s'].map(granted), [undefined, undefined, 'SIDECAR_SILENT', 'SIDECAR_SILENT']);
+});
+
 for (const [leaseMargin, slack] of [['0s', 0], ['0.1s', 50], ['60s', 250]]) {
   test(`a margin of ${leaseMargin}: the end by maxHold waits ${slack} ms for its news`, () => {
     const holds = new Holds(new Acquires(), () => {});
