@@ -353,6 +353,12 @@ func (s *Session) watch(end time.Duration) {
 func (s *Session) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, l := range s.locks {
+		if l.silentAt() <= bootTime() {
+			s.unlockAndCatchUp()
+			break
+		}
+	}
 	now := bootTime()
 	s.looksAt = 0
 	next := now + maxLook
@@ -366,4 +372,11 @@ func (s *Session) look() {
 	if len(s.locks) > 0 {
 		s.watch(next)
 	}
+}
+
+// unlockAndCatchUp lets go of s.mu meanwhile.
+func (s *Session) unlockAndCatchUp() {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	s.catchUp()
 }

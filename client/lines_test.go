@@ -65,13 +65,21 @@ func TestLinesOfAnyLength(t *testing.T) {
 		_, _ = io.WriteString(peer, strings.Repeat("half", readBuffer))
 		_ = peer.Close()
 	}()
+	next := func() (line []byte, err error) {
+		for err == nil && line == nil {
+			if line, err = s.line(); err == nil && line == nil {
+				err = s.more()
+			}
+		}
+		return line, err
+	}
 	for i, n := range lengths {
-		line, err := s.line()
+		line, err := next()
 		if want := strings.Repeat(string(rune('a'+i)), n-1) + "\n"; err != nil || string(line) != want {
 			t.Errorf("line %d: %d bytes, %v, want %d", i, len(line), err, n)
 		}
 	}
-	if _, err := s.line(); !errors.Is(err, io.EOF) {
+	if _, err := next(); !errors.Is(err, io.EOF) {
 		t.Errorf("at the end: %v", err)
 	}
 }

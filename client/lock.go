@@ -142,6 +142,7 @@ func (l *Lock) Count() int {
 func (l *Lock) ValidFor() time.Duration {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
+	l.hear()
 	if l.over != nil {
 		return 0
 	}
@@ -173,6 +174,7 @@ func (l *Lock) Lost() <-chan struct{} {
 func (l *Lock) Err() error {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
+	l.hear()
 	if now := bootTime(); l.over == nil && l.end() <= now {
 		if l.silentAt() > now {
 			e := maxHoldOver()
@@ -182,6 +184,14 @@ func (l *Lock) Err() error {
 		l.session.lose(l, l.silence())
 	}
 	return l.over
+}
+
+// hear takes what stands unread where the hold's end seems to be there: it may be news of a
+// later one. session.mu is held, but not meanwhile.
+func (l *Lock) hear() {
+	if l.over == nil && l.end() <= bootTime() {
+		l.session.unlockAndCatchUp()
+	}
 }
 
 // Release ends the hold, or one of its counts. The hold is over for the app when

@@ -33,7 +33,9 @@ var _ = func() bool {
 func alone(t *testing.T, clock func() time.Duration) *Session {
 	testClock.Store(&clock)
 	t.Cleanup(func() { testClock.Store(nil) })
+	st, _ := streamPair(t)
 	s := &Session{
+		stream: st, cancel: func() {},
 		done: make(chan struct{}), draining: make(chan struct{}), margin: time.Second,
 		calls: map[string]*call{}, locks: map[string]*Lock{}, limits: map[string]time.Duration{},
 	}

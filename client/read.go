@@ -41,18 +41,66 @@ const usualPause = 5 * time.Millisecond
 func (s *Session) receive() {
 	defer s.cancel()
 	for {
-		m, err := s.stream.recv()
+		leave, err := s.readNext(s.leaveToCallers)
 		if err != nil {
 			s.ended(err)
 			return
 		}
-		s.mu.Lock()
-		s.take(m)
-		leave := s.leaveToCallers(m)
-		s.mu.Unlock()
 		if leave && !s.standBy() {
 			return
 		}
+	}
+}
+
+// readNext waits for the next message and takes it. Then it asks after, while nobody else reads
+// and s.mu is held.
+func (s *Session) readNext(after func(*pb.SessionResponse) bool) (bool, error) {
+	for {
+		s.stream.receiving.Lock()
+		m, err := s.stream.next()
+		if m != nil {
+			s.mu.Lock()
+			s.take(m)
+			a := after(m)
+			s.mu.Unlock()
+			s.stream.receiving.Unlock()
+			return a, nil
+		}
+		s.stream.receiving.Unlock()
+		if err == nil {
+			err = s.stream.more()
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}
+
+// mostUnread is how many messages catchUp takes: more than a socket keeps.
+const mostUnread = 10_000
+
+// catchUp takes what stands unread, whoever else reads, and does not wait. Whoever is about to
+// find a hold over by the clock calls it first: where this process stood still, the sidecar has
+// renewed the lease meanwhile, and what has come is no silence.
+func (s *Session) catchUp() {
+	s.stream.receiving.Lock()
+	defer s.stream.receiving.Unlock()
+	for range mostUnread {
+		m, err := s.stream.unread()
+		if err != nil {
+			s.ended(err)
+			s.cancel()
+			return
+		}
+		if m == nil {
+			return
+		}
+		s.mu.Lock()
+		s.take(m)
+		if c := s.reading.caller; c != nil && s.calls[c.id] != c { // it reads for an answer that is here
+			s.interrupt(c)
+		}
+		s.mu.Unlock()
 	}
 }
 
@@ -66,7 +114,7 @@ func (s *Session) take(m *pb.SessionResponse) {
 }
 
 // leaveToCallers ends the receiver's turn, after a message, where callers come one at a
-// time. s.mu is held.
+// time. It is called by readNext.
 func (s *Session) leaveToCallers(m *pb.SessionResponse) bool {
 	r := &s.reading
 	switch {
@@ -159,20 +207,17 @@ func (s *Session) readFor(ctx context.Context, c *call) {
 		})
 		defer stop()
 	}
-	for {
-		m, err := s.stream.recv()
-		if err != nil {
-			s.stopped(err)
-			return
-		}
-		s.mu.Lock()
-		s.take(m)
+	last := func(*pb.SessionResponse) bool {
 		done := s.calls[c.id] != c && !s.stream.hasLine()
 		if done {
 			s.passOn()
 		}
-		s.mu.Unlock()
-		if done {
+		return done
+	}
+	for done := false; !done; {
+		var err error
+		if done, err = s.readNext(last); err != nil {
+			s.stopped(err)
 			return
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"syscall"
@@ -20,14 +21,18 @@ var errBlocked = errors.New("the sidecar has to read first")
 var errForeign = errors.New("what answers there is no sidecar, or an older one than this program")
 
 // stream is a connection with lines of JSON. One goroutine at a time sends, and one
-// receives.
+// waits for what comes. Others may take what is there.
 type stream struct {
 	conn *net.UnixConn
 	raw  syscall.RawConn
 
-	in      []byte // what was read and not yet given
-	scanned int    // in has no end of a line before this
-	buf     []byte // where in lies
+	receiving sync.Mutex // for what follows; never held while anything waits
+	in        []byte     // what was read and not yet given
+	scanned   int        // in has no end of a line before this
+	buf       []byte     // where in lies
+
+	read    func(fd uintptr) bool // made once
+	readErr error                 // of the last read, for who waits
 
 	out                 []byte // what is to be written
 	written             int
@@ -52,6 +57,7 @@ func (c *Client) openStream(ctx context.Context) (*stream, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("dial %s: %w", c.path, err)
 	}
+	s.read = s.readSome
 	s.waitAndWrite = s.writeSome
 	s.write = func(fd uintptr) bool {
 		s.writeSome(fd)
@@ -116,11 +122,26 @@ func (s *stream) writeSome(fd uintptr) bool {
 	}
 }
 
-// recv gives the next message. An error that belongs to no request is why the sidecar
-// ends the connection.
+// recv waits for the next message and gives it.
 func (s *stream) recv() (*pb.SessionResponse, error) {
+	for {
+		s.receiving.Lock()
+		m, err := s.next()
+		s.receiving.Unlock()
+		if m == nil && err == nil {
+			err = s.more()
+		}
+		if m != nil || err != nil {
+			return m, err
+		}
+	}
+}
+
+// next gives the next message of what was read, or nil. An error that belongs to no request is
+// why the sidecar ends the connection. s.receiving is held.
+func (s *stream) next() (*pb.SessionResponse, error) {
 	line, err := s.line()
-	if err != nil {
+	if line == nil || err != nil {
 		return nil, err
 	}
 	a, err := jsonlines.ParseResponse(line)
@@ -134,23 +155,20 @@ func (s *stream) recv() (*pb.SessionResponse, error) {
 	}
 }
 
-// line gives the next line, until the next call. After an error it can go on where that
-// was only a deadline.
+// line gives the next line, until the next call, or nil.
 func (s *stream) line() ([]byte, error) {
-	for !s.hasLine() {
+	if !s.hasLine() {
 		if len(s.in) >= maxAnswer {
 			return nil, fmt.Errorf("read answer: %w: a line of more than %d MiB", errForeign, maxAnswer>>20)
 		}
-		if err := s.read(); err != nil {
-			return nil, err
-		}
+		return nil, nil
 	}
 	line := s.in[:s.scanned+1]
 	s.in, s.scanned = s.in[len(line):], 0
 	return line, nil
 }
 
-// hasLine tells whether the next line was read in full. It ends at scanned.
+// hasLine tells whether the next line was read in full. It ends at scanned. s.receiving is held.
 func (s *stream) hasLine() bool {
 	i := bytes.IndexByte(s.in[s.scanned:], '\n')
 	if i < 0 {
@@ -161,8 +179,49 @@ func (s *stream) hasLine() bool {
 	return true
 }
 
-// read reads what there is, or waits for more.
-func (s *stream) read() error {
+// more reads what there is, or waits for more. After an error it can go on where that was only
+// a deadline.
+func (s *stream) more() error {
+	if err := s.raw.Read(s.read); err != nil {
+		return err
+	}
+	return s.readErr
+}
+
+// readSome reports false when there is nothing to read.
+func (s *stream) readSome(fd uintptr) bool {
+	s.receiving.Lock()
+	defer s.receiving.Unlock()
+	s.readErr = nil
+	if !s.hasLine() {
+		s.readErr = s.fill(fd)
+	}
+	return !errors.Is(s.readErr, syscall.EAGAIN)
+}
+
+// unread gives the next message that stands unread, or nil where there is none. It does not
+// wait. s.receiving is held.
+func (s *stream) unread() (*pb.SessionResponse, error) {
+	for {
+		m, err := s.next()
+		if m != nil || err != nil {
+			return m, err
+		}
+		var failed error
+		if err := s.raw.Control(func(fd uintptr) { failed = s.fill(fd) }); err != nil { // the connection is closed
+			return nil, nil
+		}
+		if errors.Is(failed, syscall.EAGAIN) {
+			return nil, nil
+		}
+		if failed != nil {
+			return nil, failed
+		}
+	}
+}
+
+// fill reads what there is. EAGAIN: nothing.
+func (s *stream) fill(fd uintptr) error {
 	switch {
 	case len(s.in) == len(s.buf): // there is no room for the rest of a line
 		s.buf = append(make([]byte, 0, 2*len(s.buf)), s.in...)[:2*len(s.buf)]
@@ -171,7 +230,17 @@ func (s *stream) read() error {
 	case cap(s.in) < cap(s.buf): // it does not begin where buf does
 		copy(s.buf, s.in)
 	}
-	n, err := s.conn.Read(s.buf[len(s.in):])
-	s.in = s.buf[:len(s.in)+n]
-	return err
+	for {
+		n, err := syscall.Read(int(fd), s.buf[len(s.in):])
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case err != nil:
+			return err
+		case n == 0:
+			return io.EOF
+		}
+		s.in = s.buf[:len(s.in)+n]
+		return nil
+	}
 }
