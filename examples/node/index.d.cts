@@ -225,6 +225,8 @@ export class Lock {
   succeeded(note?: string): Promise<void>;
   /** Of what is done once: records that nothing was done, and releases. */
   failed(note?: string): Promise<void>;
+  /** What logs show of it, which `console.log` does too. */
+  toJSON(): Record<string, unknown>;
   /** The end of `await using`: releases, unless that was done. */
   [Symbol.asyncDispose](): Promise<void>;
 }

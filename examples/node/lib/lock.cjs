@@ -1,5 +1,6 @@
 'use strict';
 
+const { inspect } = require('node:util');
 const { formatDuration, now } = require('./clock.cjs');
 const { SidecarError } = require('./errors.cjs');
 const { kinds } = require('./options.cjs');
@@ -69,6 +70,16 @@ class Lock {
       const how = this.#hold.detached ? 'detached' : 'released';
       throw new SidecarError('NOT_HOLDER', `the lock on "${this.resource}" was ${how} before`);
     }
+  }
+
+  /** Also what console.log shows. */
+  toJSON() {
+    const { id, resource, shared, fence, slot, released, lost } = this;
+    return { id, resource, shared, fence: `${fence}`, slot, released, lost };
+  }
+
+  [inspect.custom](depth, options) {
+    return `Lock ${inspect(this.toJSON(), options)}`;
   }
 
   async release() {

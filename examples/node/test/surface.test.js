@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 import { test } from 'node:test';
+import { inspect } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
@@ -35,6 +36,18 @@ test('check after the release, while somebody else holds it', async (t) => {
   const lock = await client.acquire('a');
   await lock.release();
   await client.hold('a', { wait: 0 }, () => assert.throws(() => lock.check(), { reason: 'NOT_HOLDER' }));
+});
+
+test('logs show what a lock is', async (t) => {
+  const { client } = await start(t);
+  const lock = await client.acquire('a');
+  const { id, fence } = lock;
+  assert.deepEqual(JSON.parse(JSON.stringify({ lock })), {
+    lock: { id, resource: 'a', shared: false, fence: `${fence}`, released: false, lost: false },
+  });
+  assert.match(inspect({ lock }), /Lock \{.*resource: 'a'.*lost: false/s);
+  await lock.release();
+  assert.match(inspect(lock), /released: true/);
 });
 
 test('stacks lead to who called', async (t) => {
