@@ -7,6 +7,8 @@ const { performance } = require('node:perf_hooks');
 // the precise one by so much, as a suspend moves it. Both in milliseconds.
 const LOOK_AFTER = 100;
 const MOVED = 5;
+// Where this process stood still between two looks that are to be one, it looks again: so often at most.
+const LOOKS = 10;
 
 let asleep = -Infinity; // how long the machine was suspended, as far as is known
 let looked = -Infinity; // when os.uptime() was asked, on the precise clock
@@ -21,13 +23,21 @@ let apart = 0; // how far the wall clock was from that then
  * once, or within LOOK_AFTER where somebody has set the wall clock back by just as much.
  */
 function now() {
-  const running = performance.now();
-  const wall = Date.now() - running;
-  if (running - looked > LOOK_AFTER || Math.abs(wall - apart) > MOVED) {
-    asleep = Math.max(asleep, os.uptime() * 1e3 - running);
-    [looked, apart] = [running, wall];
+  for (let looks = 1; ; looks++) {
+    const running = performance.now();
+    const wall = Date.now() - running;
+    if (running - looked <= LOOK_AFTER && Math.abs(wall - apart) <= MOVED) {
+      return running + asleep;
+    }
+    const uptime = os.uptime() * 1e3;
+    const after = performance.now();
+    const atOnce = after - running <= MOVED;
+    if (atOnce || looks === LOOKS) { // else what it stood still would count as a suspend, for good
+      asleep = Math.max(asleep, uptime - (atOnce ? running : after));
+      [looked, apart] = [running, wall];
+      return after + asleep;
+    }
   }
-  return running + asleep;
 }
 
 /**

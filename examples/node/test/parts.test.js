@@ -58,6 +58,27 @@ test('the clock sees a suspend at once, and soon where the wall clock was set ba
   assert.deepEqual(JSON.parse(seen), [5_000, 5_100, 1, 5_170, 35_271]);
 });
 
+test('the clock takes no standstill of the process for a suspend', () => {
+  const clock = JSON.stringify(new URL('../lib/clock.cjs', import.meta.url).pathname);
+  const seen = execFileSync(process.execPath, ['-e', `
+    let [running, stops] = [5_000, []];
+    const stand = () => { running += stops.shift() ?? 0; }; // before a look at a clock
+    performance.now = () => (stand(), running);
+    Date.now = () => (stand(), 9_000 + running);
+    require('node:os').uptime = () => (stand(), running / 1e3);
+    const { now } = require(${clock});
+    const seen = [];
+    for (const before of [[200, 7_000], [200, 0, 7_000], [200, 0, 0, 7_000], [200, ...Array(100).fill(50)]]) {
+      stops = before;
+      now();
+      stops = [];
+      seen.push(now() - running);
+    }
+    console.log(JSON.stringify(seen));
+  `], { encoding: 'utf8' });
+  assert.deepEqual(JSON.parse(seen), [0, 0, 0, 0]);
+});
+
 test('moments of the sidecar', () => {
   const clock = new SidecarClock();
   clock.answered(1_000, '51.100s'); // their clock is 50 s ahead, and 0.1 s passed before it was counted

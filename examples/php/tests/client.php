@@ -475,6 +475,25 @@ tap([
         same([true, false], array_map($client->locked(...), ['held', 'r']));
     },
 
+    'the clock takes no standstill of the process for a suspend' => function (): void {
+        $code = <<<'PHP'
+            namespace Locksidecar;
+            [$running, $stops, $seen] = [5.0, [], []];
+            function stand(): void { $GLOBALS['running'] += array_shift($GLOBALS['stops']) ?? 0; } // before a look at a clock
+            function hrtime(bool $one): int { stand(); return (int) round($GLOBALS['running'] * 1e9); }
+            function file_get_contents(string $path): string { stand(); return (string) $GLOBALS['running']; }
+            require $argv[1];
+            foreach ([[7], [0, 7], [0, 0, 7], array_fill(0, 100, 0.05)] as $stops) {
+                Clock::now();
+                $stops = [];
+                $seen[] = round(abs(Clock::now() - $running), 6);
+            }
+            echo json_encode($seen);
+            PHP;
+        $command = implode(' ', array_map('escapeshellarg', [PHP_BINARY, '-r', $code, '--', __DIR__ . '/../locksidecar.php']));
+        same('[0,0,0,0]', shell_exec($command));
+    },
+
     'nobody answers' => function (): void {
         $dir = sys_get_temp_dir();
         $e = fails('NO_SIDECAR', fn() => (new Client("$dir/no-such-socket"))->acquire('r'));
