@@ -10,9 +10,6 @@ import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.LockSupport;
-import java.util.concurrent.locks.ReentrantLock;
 import java.util.stream.Stream;
 
 /**
@@ -31,40 +28,21 @@ import java.util.stream.Stream;
  * once; the next request opens another session, and nothing is carried over.
  */
 public final class LockSidecar implements AutoCloseable {
-  private static final long SHORTEST_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
-  private static final long LONGEST_PAUSE = TimeUnit.SECONDS.toNanos(1);
-
   /** Of what the sidecar takes; it refuses more. */
   private static final Duration LONGEST_GRACE = Duration.ofHours(1);
 
   private final Path socket;
-  private final String name;
-  private final Map<String, String> metadata;
-  private final Duration ttl;
-  private final Duration connectTimeout;
-  private final Runnable onDraining;
-
-  private final Executor threads = Threads.asNeeded("callback");
-  private final Executor callbacks = Later.over(threads);
   private final Executor futures;
   private final Looks looks;
   private final Owned owned = new Owned();
 
-  private final ReentrantLock mu = new ReentrantLock();
-  // Guarded by mu.
-  private CompletableFuture<Session> session; // the last one, when it is open
-  private Session newest; // the same, also while it is being opened
-  private boolean closed;
+  private final Sessions sessions;
 
   private LockSidecar(Builder b) {
     this.socket = b.socket == null ? SocketPath.standard() : b.socket;
-    this.name = b.name;
-    this.metadata = Map.copyOf(b.metadata);
-    this.ttl = b.ttl;
-    this.connectTimeout = b.connectTimeout;
-    this.onDraining = b.onDraining;
     this.futures = Later.over(b.executor == null ? Threads.few("future") : Threads.through("future", b.executor));
     this.looks = new Looks(socket);
+    this.sessions = new Sessions(socket, b);
   }
 
   /**
@@ -90,12 +68,14 @@ public final class LockSidecar implements AutoCloseable {
   /** How to connect. */
   public static final class Builder {
     private Path socket;
-    private String name = "";
-    private Map<String, String> metadata = Map.of();
-    private Duration ttl;
-    private Duration connectTimeout = Duration.ofSeconds(15);
-    private Runnable onDraining = () -> {};
     private Executor executor;
+
+    // How to open a session.
+    String name = "";
+    Map<String, String> metadata = Map.of();
+    Duration ttl;
+    Duration connectTimeout = Duration.ofSeconds(15);
+    Runnable onDraining = () -> {};
 
     private Builder() {}
 
@@ -187,12 +167,7 @@ public final class LockSidecar implements AutoCloseable {
 
   /** Tells whether the sidecar is about to stop: finish, and release. */
   public boolean isDraining() {
-    mu.lock();
-    try {
-      return newest != null && newest.isDraining();
-    } finally {
-      mu.unlock();
-    }
+    return sessions.isDraining();
   }
 
   // --- locks
@@ -390,17 +365,7 @@ public final class LockSidecar implements AutoCloseable {
    */
   @Override
   public void close() {
-    Session last;
-    mu.lock();
-    try {
-      closed = true;
-      last = newest;
-    } finally {
-      mu.unlock();
-    }
-    if (last != null) {
-      last.close();
-    }
+    sessions.close();
   }
 
   Owned owned() {
@@ -409,53 +374,7 @@ public final class LockSidecar implements AutoCloseable {
 
   /** The session, or a new one where it has ended. */
   CompletableFuture<Session> session() {
-    mu.lock();
-    try {
-      if (session == null || session.isCompletedExceptionally() || session.isDone() && session.join().isOver()) {
-        // On another thread: who waits for it may be interrupted, or not want to wait at all.
-        session = CompletableFuture.supplyAsync(this::openSession, threads);
-      }
-      return session;
-    } finally {
-      mu.unlock();
-    }
-  }
-
-  /** Opens a session. A sidecar that hangs up before it has answered, or takes no calls, is called again. */
-  private Session openSession() {
-    long end = System.nanoTime() + Times.nanos(connectTimeout);
-    SidecarUnavailableException last = null;
-    for (long pause = SHORTEST_PAUSE; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
-      Session s = newSession();
-      try {
-        s.open(name, metadata, ttl, end - System.nanoTime());
-        return s;
-      } catch (SidecarUnavailableException e) {
-        boolean over = end - System.nanoTime() < pause;
-        if (over && last != null) {
-          throw last; // says more than that the last call was cut short
-        }
-        if (over || !e.passes) {
-          throw e;
-        }
-        last = e;
-        LockSupport.parkNanos(pause);
-      }
-    }
-  }
-
-  private Session newSession() {
-    mu.lock();
-    try {
-      if (closed) {
-        String message = "this program has closed the connection to the sidecar";
-        throw new SidecarUnavailableException(Loss.CLOSED, message, null);
-      }
-      newest = new Session(socket, BootClock.system(), callbacks, onDraining);
-      return newest;
-    } finally {
-      mu.unlock();
-    }
+    return sessions.current();
   }
 
   /** Asks for a lock in the background. */
