@@ -2,12 +2,15 @@ package model
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -244,7 +247,7 @@ func load(t *testing.T, file string) *checked {
 func (m *checked) check(t *testing.T, without string) (broken []string) {
 	t.Helper()
 	dir := t.TempDir()
-	spin, gcc := []string{"-a", m.path}, []string{"-w", "-DMEMLIM=4096", "-o", "pan", "pan.c"}
+	spin, gcc := []string{"-a", filepath.Base(m.path)}, []string{"-w", "-DMEMLIM=4096", "-o", "pan", "pan.c"}
 	if without != "" {
 		spin = append([]string{"-D" + without}, spin...)
 	}
@@ -257,17 +260,16 @@ func (m *checked) check(t *testing.T, without string) (broken []string) {
 	if !m.ltl {
 		gcc = append(gcc, "-DSAFETY")
 	}
-	run(t, dir, "spin", spin...)
-	run(t, dir, "gcc", gcc...)
+	pan := m.compiled(t, spin, gcc)
 	if !m.ltl {
-		out := run(t, dir, "./pan", "-m100000", "-n")
+		out := run(t, dir, pan, "-m100000", "-n")
 		if law := regexp.MustCompile(`assertion violated (\w+)`).FindStringSubmatch(out); law != nil {
 			return law[1:]
 		}
 		return whole(t, out)
 	}
 	for _, law := range m.laws {
-		out := run(t, dir, "./pan", "-m100000", "-n", "-a", "-f", "-N", law)
+		out := run(t, dir, pan, "-m100000", "-n", "-a", "-f", "-N", law)
 		if strings.Contains(out, "acceptance cycle (at depth") {
 			broken = append(broken, law)
 		} else {
@@ -276,6 +278,45 @@ func (m *checked) check(t *testing.T, without string) (broken []string) {
 	}
 	return broken
 }
+
+// compiled gives the program that searches the model. The search is done each time, but spin and gcc take far longer to make
+// the program than it runs: it is kept in the user's cache, by all that it is made of.
+func (m *checked) compiled(t *testing.T, spin, gcc []string) (path string) {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil { // without a home nothing is kept
+		cache = t.TempDir()
+	}
+	key := fmt.Sprintf("%q %q %q %q", versions(), spin, gcc, m.source)
+	path = filepath.Join(cache, "locksidecar-test", "model", fmt.Sprintf("%x", sha256.Sum256([]byte(key))))
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), "new-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, filepath.Base(m.path)), []byte(m.source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, dir, "spin", spin...)
+	run(t, dir, "gcc", gcc...)
+	if err := os.Rename(filepath.Join(dir, "pan"), path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// versions are those of the programs that make programs of models.
+var versions = sync.OnceValue(func() string {
+	spin, _ := exec.Command("spin", "-V").CombinedOutput()      //nolint:noctx // soon over
+	gcc, _ := exec.Command("gcc", "--version").CombinedOutput() //nolint:noctx // soon over
+	return string(spin) + string(gcc)
+})
 
 // whole is the result of a search that has found nothing: it must have come to its end.
 func whole(t *testing.T, out string) []string {
