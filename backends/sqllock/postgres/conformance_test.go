@@ -109,5 +109,8 @@ func (h aloneHarness) OwnClock(t testing.TB) (backendtest.Harness, func(by time.
 // transactions, after those of a connection are over for a second.
 func (h aloneHarness) Commands(t testing.TB) int64 {
 	rows := h.execute(t, "SELECT sum(xact_commit+xact_rollback)::bigint FROM pg_stat_database WHERE datname=current_database()")
+	if len(rows) != 1 {
+		t.Fatal("the server has not said how many")
+	}
 	return rows[0].Int(0)
 }
