@@ -34,10 +34,12 @@ type Backend struct {
 	toSweep  []string
 	sweepers int // who sweep
 	history  history
-	hand     tick                 // the store's clock, as far as it is known
-	alone    bool                 // there was no other lease when the last one was opened
-	lapses   *leasekit.Due[lapse] // what is kept, and whose time is counted here; nil: nothing was
-	lapsing  map[lapse]int64      // the generations of these
+	base     struct{ value, version int64 } // where fences begin, and the version of that; 0: not known
+	taken    map[lock.Resource]bool         // that others have, as far as it is known
+	hand     tick                           // the store's clock, as far as it is known
+	alone    bool                           // there was no other lease when the last one was opened
+	lapses   *leasekit.Due[lapse]           // what is kept, and whose time is counted here; nil: nothing was
+	lapsing  map[lapse]int64                // the generations of these
 
 	background context.Context // ends with Close
 	stop       context.CancelFunc
@@ -54,7 +56,7 @@ func Open(s Store, o Options) *Backend {
 	}
 	b := &Backend{
 		store: s, o: o, clock: o.Clock, wall: time.Now, desks: make(map[lock.Resource]*desk),
-		leases: make(map[string]*lease), sweeping: make(map[string]bool), turns: make(chan struct{}, turns),
+		leases: make(map[string]*lease), taken: make(map[lock.Resource]bool), sweeping: make(map[string]bool), turns: make(chan struct{}, turns),
 	}
 	b.background, b.stop = context.WithCancel(context.Background())
 	return b

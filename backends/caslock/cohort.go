@@ -62,6 +62,7 @@ func (s *state) goes(m *member) {
 // hear passes on that somebody stands behind a request.
 func (l *lease) hear(kv KV, push func(leasekit.Push)) {
 	name, id := refOf(strings.TrimPrefix(kv.Key, toldOf(l.id)))
+	l.forgetSole(name)
 	push(leasekit.Push{Kind: leasekit.Contended, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}})
 }
 

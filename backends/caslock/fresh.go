@@ -36,21 +36,6 @@ func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64) {
 	l.fresh[id] = fresh{id, entryKey(l.id, r, string(id)), version}
 }
 
-// grantedByPush notes a hold, if it was asked for and that is enough to have it. It reports whether it is.
-func (l *lease) grantedByPush(r leasekit.Ref, version int64) bool {
-	l.mu.Lock()
-	a := l.asked[r.ID]
-	l.mu.Unlock()
-	switch {
-	case a == nil: // it has it already, or has given it up
-		return true
-	case a.lasts:
-		return false
-	}
-	l.granted(r.Resource, r.ID, version)
-	return true
-}
-
 // forget notes that a hold ends, or may have ended.
 func (l *lease) forget(id lock.HoldID) {
 	l.mu.Lock()

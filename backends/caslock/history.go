@@ -28,6 +28,7 @@ func (b *Backend) tells(before history, r Result) {
 	h := &b.history
 	if fell {
 		h.falls++
+		b.forgetGuesses()
 	}
 	if fell || r.Revision > h.revision {
 		h.server, h.revision = r.Server, r.Revision
@@ -39,6 +40,7 @@ func (b *Backend) fell() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.history.falls++
+	b.forgetGuesses()
 }
 
 // fallen is how often the store went back.

@@ -28,7 +28,9 @@ type lease struct {
 	sidecar string
 	ttl     time.Duration
 
-	version int64 // of its key, as far as it is known. b.mu guards it
+	// b.mu guards these.
+	version int64                  // of its key, as far as it is known
+	soles   map[lock.Resource]sole // holds beside which there is nobody, as far as it is known
 
 	observer *leasekit.Observer
 	dues     *leasekit.Due[due] // forced releases whose grace is counted
@@ -44,13 +46,6 @@ type lease struct {
 	told chan struct{} // and when others may stand behind something of the lease
 }
 
-// asked is a request that was not granted yet.
-type asked struct {
-	resource lock.Resource
-	waits    bool // in the queue
-	lasts    bool // with a min_hold: a push of its grant is not enough
-}
-
 var _ leasekit.Driver = (*lease)(nil)
 
 // OpenLease implements lock.Backend.
@@ -60,7 +55,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		asked: make(map[lock.HoldID]*asked), fresh: make(map[lock.HoldID]fresh), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
+		soles: make(map[lock.Resource]sole), asked: make(map[lock.HoldID]*asked), fresh: make(map[lock.HoldID]fresh), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	l.falls = b.fallen()
@@ -99,19 +94,18 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 	case !q.Mode.Valid():
 		return leasekit.Answer{}, &lock.InvalidError{Field: "mode", Problem: "is not a mode"}
 	}
-	l.mu.Lock()
-	waits := l.asked[q.ID]
-	if waits == nil {
-		waits = &asked{resource: q.Resource, lasts: q.MinHold > 0}
-		l.asked[q.ID] = waits // a push may overtake the answer
-	}
-	l.mu.Unlock()
+	waits := l.asks(q)
 	var o *op
 	for inVain := 0; ; {
 		o = &op{kind: opAsk, id: string(q.ID), lease: l.id, try: q.Try, span: q.MinHold, ctx: ctx, place: place{
 			ID: string(q.ID), Lease: l.id, Sidecar: l.sidecar, Mode: q.Mode, Owner: q.Owner, Several: q.Cohort != nil,
 		}}
 		l.b.submit(q.Resource, o)
+		if waits.tooOld(o) {
+			if o.err = l.takeBack(q.Resource, waits, o); o.err == nil {
+				continue
+			}
+		}
 		if !errors.Is(o.err, lock.ErrHeld) {
 			break
 		}
@@ -123,6 +117,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 			break
 		}
 	}
+	l.answered(waits, o)
 	switch {
 	case errors.Is(o.err, lock.ErrHeld):
 		l.stopWaiting(q.ID)
@@ -136,9 +131,6 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		l.stopWaiting(q.ID)
 		return leasekit.Answer{}, o.err
 	case o.queued:
-		l.mu.Lock()
-		waits.waits = true
-		l.mu.Unlock()
 		leasekit.Ring(l.look)
 		return leasekit.Answer{}, nil
 	}
@@ -147,14 +139,6 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, o.left)
 	}
 	return leasekit.Answer{Granted: true, Fence: o.fence()}, nil
-}
-
-// stopWaiting notes that a request waits no more, and is not granted.
-func (l *lease) stopWaiting(id lock.HoldID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.asked, id)
-	delete(l.fresh, id)
 }
 
 // Withdraw implements leasekit.Driver.
@@ -275,6 +259,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 func (l *lease) forcedNews(kv KV) (leasekit.Push, bool) {
 	f := decode[forced](kv)
 	name, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
+	l.forgetSole(name)
 	p := leasekit.Push{Kind: leasekit.Revoked, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Grace: f.grace()}
 	return p, f.Known == 0 || f.Grace < f.Known
 }

@@ -32,16 +32,18 @@ func newMemory() *memory {
 func (m *memory) do(t Txn) Result {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r := Result{Done: true, Server: m.server}
-	for _, c := range t.If {
-		kv, there := m.kvs[c.Key]
-		if c.There && !there || !c.There && kv.Version != c.Version {
-			r.Done = false
+	r := Result{Done: m.holds(t.If), Server: m.server}
+	then := t.Then
+	if !r.Done {
+		r.Else = t.Else != nil && m.holds(t.Else.If)
+		then = nil
+		if r.Else {
+			then = t.Else.Then
 		}
 	}
-	if r.Done && len(t.Then) > 0 {
+	if len(then) > 0 {
 		m.revision++
-		for _, w := range t.Then {
+		for _, w := range then {
 			m.write(w)
 		}
 	}
@@ -66,6 +68,17 @@ func (m *memory) do(t Txn) Result {
 		r.Reads = append(r.Reads, f)
 	}
 	return r
+}
+
+// holds tells whether all conditions do.
+func (m *memory) holds(all []Cond) bool {
+	for _, c := range all {
+		kv, there := m.kvs[c.Key]
+		if c.There && !there || !c.There && kv.Version != c.Version {
+			return false
+		}
+	}
+	return true
 }
 
 // backup gives what has the store be as it is now.

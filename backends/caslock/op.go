@@ -27,14 +27,18 @@ type op struct {
 	ctx  context.Context // when it ends, the request is not sent any more; nil: never
 	done chan struct{}   // closed when it was carried out, or never will be
 
-	named  string // opLapse: the id of the hold that has the key
-	tried  bool   // opRemove: to mark that it is given up, which is done once
-	marked bool   // opRemove: that it is given up stands in the store, so others may end it, too
+	// What is known after an attempt whose transaction was overtaken. All else is the result of the last one.
+	tried  bool // opRemove: to mark that it is given up, which is done once
+	marked bool // opRemove: that it is given up stands in the store, so others may end it, too
+
+	named string // opLapse: the id of the hold that has the key
 
 	// The result.
 	err error
 	granted
 	version  int64         // of the entry of its lease; 0: there is none
+	came     bool          // opAsk: it was not there before
+	doubtful bool          // opAsk: it has come while the store went back, so its fence may be one that there was before
 	queued   bool          // opAsk: it waits; opForce: the hold is still there
 	kept     int64         // opAsk, opDetach, opAttach, opHandle: the generation of what is kept of it in the end; 0: nothing is
 	left     time.Duration // for how long that is not over, at most
@@ -103,6 +107,12 @@ func (o *op) reads() int {
 		n++
 	}
 	return n
+}
+
+// reset forgets the result of an attempt that came to nothing.
+func (o *op) reset() {
+	o.err, o.granted, o.version, o.came, o.doubtful, o.queued, o.kept, o.left = nil, granted{}, 0, false, false, false, 0, 0
+	o.had, o.found, o.position, o.status = "", false, 0, lock.Status{}
 }
 
 // names is the hold or waiter that a request is about. Two leases may choose the same id.

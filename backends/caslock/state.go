@@ -240,6 +240,7 @@ func (s *state) ask(o *op, m *member) {
 		o.err = lock.ErrHeld
 		return
 	default:
+		o.came = true
 		m = &member{place: o.place, seq: s.head.Next + 1} // what is kept of it has the place before
 		m.Since = s.now
 		s.members[o.names()] = m

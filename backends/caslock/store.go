@@ -35,6 +35,9 @@ const MaxParts = 128
 type Txn struct {
 	If   []Cond
 	Then []Write // each key once
+	// Else is what is carried out where a condition does not hold, if its own conditions do; nil: nothing. It reads nothing, and has no
+	// Else.
+	Else *Txn
 	// Read is what is read after that, also where the conditions do not hold.
 	Read []Range
 }
@@ -72,6 +75,8 @@ type KV struct {
 type Result struct {
 	// Done: all conditions did hold.
 	Done bool
+	// Else: those of Txn.Else did, where not all did.
+	Else bool
 	// Revision counts the changes of the store. It grows with each Txn that has written,
 	// and is what the reads have seen.
 	Revision int64

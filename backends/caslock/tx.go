@@ -19,11 +19,37 @@ const (
 // errOvertaken: somebody else has written about the resource meanwhile. Nothing was done.
 var errOvertaken = errors.New("another sidecar was faster")
 
-// transact carries out a batch of requests about a resource: it reads, decides, and writes
-// if nobody else has written meanwhile, else there is errOvertaken.
+// transact carries out a batch of requests about a resource. Where what it finds there can be told before, that takes one
+// trip, see guess.go. Otherwise it reads, decides, and writes if nobody else has written meanwhile, else there is errOvertaken.
 func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (*state, error) {
+	for _, o := range ops {
+		o.reset()
+	}
 	command := ops[0].kind.String()
-	s, conds, err := b.load(ctx, command, name, ops)
+	g, mark := b.guess(name, ops), b.given(name, ops)
+	first := b.reads(name, ops)
+	switch {
+	case g != nil:
+		first.If, first.Then, first.Else = g.txn.If, g.txn.Then, mark
+	case mark != nil:
+		first.If, first.Then = mark.If, mark.Then
+	}
+	r, err := b.do(ctx, command, first)
+	switch {
+	case g != nil && err == nil && r.Done:
+		b.settle(g.s, ops, r.Revision, g.falls)
+		return g.s, nil
+	case g != nil: // or nobody knows
+		b.wrong(g)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if mark != nil && (r.Done || r.Else) {
+		noteMarks(name, ops, mark.Then)
+	}
+	falls := b.fallen()
+	s, conds, err := b.took(ctx, command, name, ops, r)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +59,6 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 		return nil, errOvertaken
 	}
 	for _, o := range ops {
-		o.err, o.found, o.queued, o.granted, o.kept, o.left, o.had = nil, false, false, granted{}, 0, 0, ""
 		s.apply(o)
 	}
 	t := s.txn(conds)
@@ -41,24 +66,36 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op) (
 		s.noteKept(ops, 0)
 		return s, nil
 	}
-	r, err := b.do(ctx, command, t)
+	r, err = b.do(ctx, command, t)
 	switch {
 	case err != nil:
 		return nil, err
 	case !r.Done:
 		return nil, errOvertaken
 	}
+	b.settle(s, ops, r.Revision, falls)
+	return s, nil
+}
+
+// settle notes that requests were carried out, with the revision of their write. falls is how often the store was known to have
+// gone back when it was decided where fences begin.
+func (b *Backend) settle(s *state, ops []*op, revision int64, falls uint64) {
 	for lease := range s.bumped {
-		b.sawVersion(lease, r.Revision)
+		b.sawVersion(lease, revision)
 	}
+	if _, wrote := s.writes[baseKey]; wrote {
+		b.sawBase(s.base, revision)
+	}
+	b.noteSole(s, ops, revision)
+	doubtful := b.fallen() != falls
 	for _, o := range ops {
-		o.settle(r.Revision)
-		if w, wrote := s.writes[entryKey(o.lease, name, o.id)]; wrote && !w.Delete {
-			o.version = r.Revision
+		o.settle(revision)
+		o.doubtful = o.came && doubtful
+		if w, wrote := s.writes[entryKey(o.lease, s.name, o.id)]; wrote && !w.Delete {
+			o.version = revision
 		}
 	}
-	s.noteKept(ops, r.Revision)
-	return s, nil
+	s.noteKept(ops, revision)
 }
 
 // sawVersion notes the version of a lease of this backend.
@@ -72,10 +109,11 @@ func (b *Backend) sawVersion(lease string, version int64) {
 
 // given marks what is given up, before it is read: a hold whose release has lost its answer,
 // or whose sidecar ends at that moment, is ended by others at once. So a release needs one
-// trip to come through, although it takes two.
-func (b *Backend) given(name lock.Resource, ops []*op) (t Txn) {
+// trip to come through, although it takes two. nil: nothing is to be marked.
+func (b *Backend) given(name lock.Resource, ops []*op) *Txn {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	var t Txn
 	marked := make(map[string]bool)
 	for _, o := range ops {
 		l, key := b.leases[o.lease], forcedKey(o.lease, name, o.id)
@@ -86,23 +124,37 @@ func (b *Backend) given(name lock.Resource, ops []*op) (t Txn) {
 		t.If = append(t.If, Cond{Key: leaseKey(o.lease), Version: l.version}, Cond{Key: entryKey(o.lease, name, o.id), There: true})
 		t.Then = append(t.Then, Write{Key: key, Value: encode(forced{Grace: 1, Known: 1})})
 	}
-	return t
+	if len(marked) == 0 {
+		return nil
+	}
+	return &t
 }
 
-// load reads a resource, and what it has of who is asked about. conds hold as long as nobody
-// has changed that. Usually it is one trip.
-func (b *Backend) load(ctx context.Context, command string, name lock.Resource, ops []*op) (*state, []Cond, error) {
-	t := b.given(name, ops)
-	start := startOf(ops)
-	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), start), {Key: clockKey}}
-	var leases []string
+// noteMarks notes whose mark was written. It goes by what that transaction has written, because one before it may have failed.
+func noteMarks(name lock.Resource, ops []*op, wrote []Write) {
+	for _, o := range ops {
+		key := forcedKey(o.lease, name, o.id)
+		o.marked = o.marked || o.kind == opRemove && slices.ContainsFunc(wrote, func(w Write) bool { return w.Key == key })
+	}
+}
+
+// asking are the leases of who asks, in the order in which they are read.
+func asking(ops []*op) (leases []string) {
 	for _, o := range ops {
 		for _, h := range o.about() {
 			if (o.own() || o.kind == opForce || o.kind == opHandle) && !slices.Contains(leases, h.lease) {
 				leases = append(leases, h.lease)
-				t.Read = append(t.Read, Range{Key: leaseKey(h.lease)})
 			}
 		}
+	}
+	return leases
+}
+
+// reads are what is read of a resource, and of what it has of who is asked about, with the first trip. Usually that is all.
+func (b *Backend) reads(name lock.Resource, ops []*op) (t Txn) {
+	t.Read = []Range{{Key: headKey(name)}, {Key: baseKey}, all(lineOf(name), startOf(ops)), {Key: clockKey}}
+	for _, l := range asking(ops) {
+		t.Read = append(t.Read, Range{Key: leaseKey(l)})
 	}
 	for _, o := range ops {
 		for _, h := range o.about() {
@@ -116,19 +168,18 @@ func (b *Backend) load(ctx context.Context, command string, name lock.Resource, 
 			t.Read = append(t.Read, Range{Key: handleKey(name, o.key)})
 		}
 	}
-	r, err := b.do(ctx, command, t)
-	if err != nil {
-		return nil, nil, err
-	}
-	if r.Done && len(t.Then) > 0 {
-		for _, o := range ops {
-			o.marked = o.marked || slices.ContainsFunc(t.Then, func(w Write) bool { return w.Key == forcedKey(o.lease, name, o.id) })
-		}
-	}
+	return t
+}
+
+// took takes in what was read. conds hold as long as nobody has changed that.
+func (b *Backend) took(ctx context.Context, command string, name lock.Resource, ops []*op, r Result) (*state, []Cond, error) {
+	start, leases := startOf(ops), asking(ops)
 	headKV, _ := r.Reads[0].one()
 	baseKV, based := r.Reads[1].one()
 	now := b.wall().UnixMicro()
 	base := decode[int64](baseKV)
+	b.sawBase(base, baseKV.Version)
+	b.sawHead(name, headKV)
 	if !based {
 		base = now - fenceStep*r.Revision
 	}

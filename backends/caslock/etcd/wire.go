@@ -66,6 +66,10 @@ func txnRequest(prefix string, t caslock.Txn) message {
 	for _, w := range t.Then {
 		m.nested(success, func() { m.write(prefix, w) })
 	}
+	if t.Else != nil {
+		const txn = 4
+		m.nested(failure, func() { m.bytes(txn, txnRequest(prefix, *t.Else)) })
+	}
 	for _, branch := range []protowire.Number{success, failure} {
 		for _, r := range t.Read {
 			m.nested(branch, func() { m.read(prefix, r) })
@@ -169,12 +173,20 @@ func txnResponse(m []byte, prefix string, t caslock.Txn) (r caslock.Result, err 
 	if err != nil {
 		return caslock.Result{}, err
 	}
-	want, first := len(t.Read), 0
-	if r.Done {
-		want, first = want+len(t.Then), len(t.Then)
+	first := 0 // of what was read
+	switch {
+	case r.Done:
+		first = len(t.Then)
+	case t.Else != nil:
+		first = 1
 	}
-	if len(parts) != want {
+	if want := first + len(t.Read); len(parts) != want {
 		return caslock.Result{}, fmt.Errorf("read an answer of etcd: it has %d parts, not %d", len(parts), want)
+	}
+	if !r.Done && t.Else != nil {
+		if r.Else, err = txnOp(parts[0]); err != nil {
+			return caslock.Result{}, err
+		}
 	}
 	for i, p := range parts[first:] {
 		found, err := responseOp(p, prefix, t.Read[i].Count)
@@ -184,6 +196,22 @@ func txnResponse(m []byte, prefix string, t caslock.Txn) (r caslock.Result, err 
 		r.Reads = append(r.Reads, found)
 	}
 	return r, nil
+}
+
+// txnOp reads whether a transaction inside another one was carried out.
+func txnOp(m []byte) (done bool, err error) {
+	const txn = 4
+	const succeeded = 2
+	err = protofields.Each(m, func(f protofields.Field) error {
+		if f.Number != txn {
+			return nil
+		}
+		return protofields.Each(f.Bytes, func(f protofields.Field) error {
+			done = done || f.Number == succeeded && f.N != 0
+			return nil
+		})
+	})
+	return done, err
 }
 
 // readHeader reads a ResponseHeader.

@@ -72,6 +72,54 @@ func TestTxnRequest(t *testing.T) {
 	})
 }
 
+// otherwise is a transaction with another one for where its conditions do not hold.
+var otherwise = caslock.Txn{
+	If: []caslock.Cond{{Key: "a"}}, Then: []caslock.Write{{Key: "a"}}, Read: []caslock.Range{{Key: "b"}},
+	Else: &caslock.Txn{If: []caslock.Cond{{Key: "c", There: true}}, Then: []caslock.Write{{Key: "d", Value: []byte("v")}}},
+}
+
+func TestTxnInATxn(t *testing.T) {
+	put := func(key, value string) *pb.RequestOp {
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}}}
+	}
+	read := &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("/p/b")}}}
+	inner := &pb.TxnRequest{
+		Compare: []*pb.Compare{{Target: pb.Compare_MOD, Result: pb.Compare_GREATER, Key: []byte("/p/c"), TargetUnion: &pb.Compare_ModRevision{}}},
+		Success: []*pb.RequestOp{put("/p/d", "v")},
+	}
+	same(t, txnRequest("/p/", otherwise), &pb.TxnRequest{}, &pb.TxnRequest{
+		Compare: []*pb.Compare{{Target: pb.Compare_MOD, Key: []byte("/p/a"), TargetUnion: &pb.Compare_ModRevision{}}},
+		Success: []*pb.RequestOp{put("/p/a", ""), read},
+		Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestTxn{RequestTxn: inner}}, read},
+	})
+	put1 := &pb.ResponseOp{Response: &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{Header: header}}}
+	found := &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: &pb.RangeResponse{Header: header, Kvs: []*mvccpb.KeyValue{{Key: []byte("/p/b"), ModRevision: 3}}, Count: 1}}}
+	for _, c := range []struct{ done, other bool }{{true, false}, {false, true}, {false, false}} {
+		first := put1
+		if !c.done {
+			a := &pb.TxnResponse{Header: header, Succeeded: c.other}
+			if c.other {
+				a.Responses = []*pb.ResponseOp{put1}
+			}
+			first = &pb.ResponseOp{Response: &pb.ResponseOp_ResponseTxn{ResponseTxn: a}}
+		}
+		whole := sent(t, &pb.TxnResponse{Header: header, Succeeded: c.done, Responses: []*pb.ResponseOp{first, found}})
+		got, err := txnResponse(whole, "/p/", otherwise)
+		want := caslock.Result{
+			Done: c.done, Else: c.other, Revision: 1 << 40, Server: "cdf818194e3a8c32",
+			Reads: []caslock.Found{{KVs: []caslock.KV{{Key: "b", Version: 3}}, Count: 1}},
+		}
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%+v: %v, (-want +got)\n%s", c, err, diff)
+		}
+		for n := range whole {
+			if r, err := txnResponse(whole[:n], "/p/", otherwise); err == nil {
+				t.Errorf("the first %d bytes of an answer give %+v", n, r)
+			}
+		}
+	}
+}
+
 func TestOtherRequests(t *testing.T) {
 	same(t, watchRequest("/p/own/x/"), &pb.WatchRequest{}, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
 		CreateRequest: &pb.WatchCreateRequest{Key: []byte("/p/own/x/"), RangeEnd: []byte("/p/own/x0")},

@@ -1,0 +1,84 @@
+package caslock
+
+import (
+	"errors"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// This file is about requests that were not granted yet, as their lease knows them.
+
+// asked is one of them.
+type asked struct {
+	resource lock.Resource
+	waits    bool // in the queue
+	lasts    bool // with a min_hold: a push of its grant is not enough
+	busy     bool // it is being asked for: the answer will say more than a push
+	open     bool // the last time there was no answer
+	// What it is granted has a later version than this. Otherwise the store went back to a backup, and the fence may be one
+	// that there was before.
+	above int64
+}
+
+// asks notes that a request is being asked for.
+func (l *lease) asks(q lock.Request) *asked {
+	above := l.b.told().revision
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.asked[q.ID]
+	if a == nil {
+		a = &asked{resource: q.Resource, lasts: q.MinHold > 0, above: above}
+		l.asked[q.ID] = a
+	}
+	a.busy = true
+	return a
+}
+
+// answered notes what has come of that.
+func (l *lease) answered(a *asked, o *op) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a.busy, a.open = false, errors.Is(o.err, lock.ErrUnavailable)
+	a.waits = a.waits || o.err == nil && o.queued
+}
+
+// tooOld tells whether the fence of a grant may be one that there was before, because the store went back while it was asked for.
+func (a *asked) tooOld(o *op) bool {
+	granted := o.err == nil && !o.queued && o.span == 0 // with a min_hold it would be kept when it is taken back
+	return granted && (o.doubtful || (o.came || a.open) && o.version <= a.above)
+}
+
+// takeBack takes such a grant back, of which nobody was told. A push of it may still come.
+func (l *lease) takeBack(r lock.Resource, a *asked, o *op) error {
+	back := &op{kind: opRemove, id: o.id, lease: l.id, unsure: a.open}
+	l.b.submit(r, back)
+	if back.err != nil {
+		return back.err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a.above, a.open, a.waits = o.version, false, false
+	return nil
+}
+
+// stopWaiting notes that a request waits no more, and is not granted.
+func (l *lease) stopWaiting(id lock.HoldID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.asked, id)
+	delete(l.fresh, id)
+}
+
+// grantedByPush notes a hold, if it was asked for and a push is enough to have it. It reports whether it is. Otherwise the lease
+// asks, and has the answer.
+func (l *lease) grantedByPush(r leasekit.Ref, version int64) bool {
+	l.mu.Lock()
+	a := l.asked[r.ID]
+	enough := a == nil || a.waits && !a.lasts && !a.busy && !a.open && version > a.above
+	l.mu.Unlock()
+	if a != nil && enough {
+		l.granted(r.Resource, r.ID, version)
+	}
+	return enough // also where the lease has it already, or has given it up
+}
