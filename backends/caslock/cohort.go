@@ -24,7 +24,8 @@ func toldKey(lease string, r lock.Resource, id string) string {
 	return toldOf(lease) + string(r) + "\x00" + id
 }
 
-// maxLast bounds how many readers a head names; the others find out by themselves after a while, see lock.Contended.
+// maxLast bounds how many readers a head names. Where there are more, it says so, and who comes next looks for them in the line and tells them, too,
+// when it has its answer. Those that it does not reach find out by themselves after a while, see lock.Contended.
 const maxLast = 8
 
 // cohort is a request that has one.
@@ -33,10 +34,14 @@ type cohort struct {
 	ID    string `json:"id"`
 }
 
-// tell tells those behind whom a request of a lease stands, or did not want to stand.
-func (s *state) tell(lease string) {
+// tell tells those behind whom a request stands, or did not want to stand.
+func (s *state) tell(o *op) {
+	if s.head.More {
+		s.head.More, o.untold = false, s.head.Front
+		s.put(headKey(s.name), s.written())
+	}
 	s.head.Last = slices.DeleteFunc(slices.Clone(s.head.Last), func(c cohort) bool {
-		if c.Lease == lease {
+		if c.Lease == o.lease {
 			return false
 		}
 		s.writes[toldKey(c.Lease, s.name, c.ID)] = Write{Key: toldKey(c.Lease, s.name, c.ID)}
@@ -46,9 +51,65 @@ func (s *state) tell(lease string) {
 
 // comes notes that nobody stands behind a request yet.
 func (s *state) comes(p place) {
-	if p.Several && len(s.head.Last) < maxLast {
+	switch {
+	case !p.Several:
+	case len(s.head.Last) < maxLast:
 		s.head.Last = append(slices.Clone(s.head.Last), cohort{p.Lease, p.ID})
+	default:
+		s.head.More = true
 	}
+}
+
+// toldTogether is how many holders one transaction tells.
+const toldTogether = 40
+
+// tellOthers tells holders of other leases that somebody stands behind them, whom the head has not named. What fails they find out by themselves.
+// They are those in the line before front.
+func (b *Backend) tellOthers(ctx context.Context, name lock.Resource, front int64, lease string) error {
+	return b.pagesOf(ctx, "contended", Range{Key: lineOf(name), End: lineKey(name, front)}, func(kvs []KV) error {
+		var some []cohort
+		for _, kv := range kvs {
+			if p := decode[place](kv); p.Several && p.held() && p.Lease != lease {
+				some = append(some, cohort{p.Lease, p.ID})
+			}
+		}
+		for chunk := range slices.Chunk(some, toldTogether) {
+			done, err := b.tellSome(ctx, name, chunk)
+			for i := 0; err == nil && !done && i < len(chunk); i++ { // one of them has gone meanwhile, or was told
+				_, err = b.tellSome(ctx, name, chunk[i:i+1])
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// tellSome is tellOthers of some who were not told, all or none.
+func (b *Backend) tellSome(ctx context.Context, name lock.Resource, some []cohort) (done bool, err error) {
+	var read []Range
+	for _, c := range some {
+		read = append(read, Range{Key: entryKey(c.Lease, name, c.ID)}, Range{Key: toldKey(c.Lease, name, c.ID)})
+	}
+	r, err := b.do(ctx, "contended", Txn{Read: read})
+	if err != nil {
+		return false, err
+	}
+	var t Txn
+	for i := range some {
+		has, there := r.Reads[2*i].one()
+		if _, told := r.Reads[2*i+1].one(); there && !told {
+			key := read[2*i+1].Key
+			t.If = append(t.If, Cond{Key: has.Key, Version: has.Version}, Cond{Key: key})
+			t.Then = append(t.Then, Write{Key: key})
+		}
+	}
+	if len(t.Then) == 0 {
+		return true, nil
+	}
+	r, err = b.do(ctx, "contended", t)
+	return r.Done, err
 }
 
 // goes forgets that, and what it was told.

@@ -214,3 +214,56 @@ func TestToldBeforeTheEnd(t *testing.T) {
 		t.Errorf("%d keys are left", n)
 	}
 }
+
+// More readers of other sidecars have a lock than its head names. Who waits for it, or is refused, tells all of them, and each once.
+func TestToldOfMany(t *testing.T) {
+	const n = 3*maxLast + 1
+	m := newMemory()
+	_, writer, _, _ := sidecar(t, m, time.Minute)
+	_, refused, _, _ := sidecar(t, m, time.Minute)
+	readers, leases := make([]lock.Request, n), make([]lock.Lease, n)
+	have := func(r lock.Resource) {
+		for i := range readers {
+			if leases[i] == nil {
+				_, leases[i], _, _ = sidecar(t, m, time.Minute)
+			}
+			readers[i] = together(r, lock.Shared)
+			mustHave(t, leases[i], readers[i])
+		}
+		if err := leases[0].Release(t.Context(), r, readers[0].ID); err != nil { // so the head has room
+			t.Fatal(err)
+		}
+	}
+	release := func(r lock.Resource) {
+		for i, q := range readers[1:] {
+			contended(t, leases[i+1], q.ID)
+			if err := leases[i+1].Release(t.Context(), r, q.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	have("waits")
+	q := together("waits", lock.Exclusive)
+	granted := make(chan error, 1)
+	go func() {
+		_, err := writer.Acquire(t.Context(), q)
+		granted <- err
+	}()
+	eventually(t, "all were told", func() bool { return m.told(t, leases...) == n-1 })
+	release("waits")
+	if err := <-granted; err != nil {
+		t.Fatal(err)
+	}
+
+	have("refused")
+	for range 2 {
+		try := request("refused")
+		try.Try = true
+		if _, err := refused.Acquire(t.Context(), try); !errors.Is(err, lock.ErrHeld) {
+			t.Fatalf("try: %v, want ErrHeld", err)
+		}
+		eventually(t, "all were told", func() bool { return m.told(t, leases...) == n-1 })
+	}
+	release("refused")
+	eventually(t, "nothing is left of that", func() bool { return m.told(t, leases...) == 0 })
+}

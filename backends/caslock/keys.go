@@ -93,6 +93,7 @@ type head struct {
 	// they stand in the line.
 	Slots []byte   `json:"slots,omitempty"`
 	Last  []cohort `json:"last,omitempty"` // behind whom nobody stands yet, see cohort.go
+	More  bool     `json:"more,omitempty"` // there are others of these
 }
 
 // ofTheFirst stands in a head in place of a mode that older sidecars do not know how to share: it is that of the

@@ -118,6 +118,9 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		}
 	}
 	l.answered(waits, o)
+	if o.untold > 0 {
+		l.b.routines.Go(func() { _ = l.b.tellOthers(l.b.background, q.Resource, o.untold, l.id) })
+	}
 	switch {
 	case errors.Is(o.err, lock.ErrHeld):
 		l.stopWaiting(q.ID)

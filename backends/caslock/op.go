@@ -39,6 +39,7 @@ type op struct {
 	version  int64         // of the entry of its lease; 0: there is none
 	came     bool          // opAsk: it was not there before
 	doubtful bool          // opAsk: it has come while the store went back, so its fence may be one that there was before
+	untold   int64         // opAsk: there are holders whom the head has not named, and who are to be told of it, before that seq
 	queued   bool          // opAsk: it waits; opForce: the hold is still there
 	kept     int64         // opAsk, opDetach, opAttach, opHandle: the generation of what is kept of it in the end; 0: nothing is
 	left     time.Duration // for how long that is not over, at most
@@ -112,7 +113,7 @@ func (o *op) reads() int {
 // reset forgets the result of an attempt that came to nothing.
 func (o *op) reset() {
 	o.err, o.granted, o.version, o.came, o.doubtful, o.queued, o.kept, o.left = nil, granted{}, 0, false, false, false, 0, 0
-	o.had, o.found, o.position, o.status = "", false, 0, lock.Status{}
+	o.untold, o.had, o.found, o.position, o.status = 0, "", false, 0, lock.Status{}
 }
 
 // names is the hold or waiter that a request is about. Two leases may choose the same id.

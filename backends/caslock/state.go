@@ -236,7 +236,7 @@ func (s *state) ask(o *op, m *member) {
 		o.err = errOtherLimit
 		return
 	case o.try && !s.q.Free(room):
-		s.tell(o.lease)
+		s.tell(o)
 		o.err = lock.ErrHeld
 		return
 	default:
@@ -251,7 +251,7 @@ func (s *state) ask(o *op, m *member) {
 		if e.Held() {
 			s.grant(e)
 		} else {
-			s.tell(o.lease)
+			s.tell(o)
 			s.write(m)
 		}
 		s.comes(m.place)
