@@ -176,9 +176,13 @@ func (l *Lease) leave(c *cohort) {
 	if l.closing {
 		return // the lease ends with all that hangs on it
 	}
+	life := l.ctx
+	if c.behind != 0 { // somebody waits for it: it does not take turns with what nobody needs
+		life = context.WithValue(life, lock.FromKey{}, c.id)
+	}
 	l.tasks.Go(func() {
 		for tries := 0; ; tries++ {
-			ctx, cancel := context.WithTimeout(l.ctx, leaveTime)
+			ctx, cancel := context.WithTimeout(life, leaveTime)
 			err := l.inner.Release(ctx, c.resource, c.id)
 			cancel()
 			if errors.Is(err, lock.ErrLeaseLost) {

@@ -2,6 +2,8 @@ package session
 
 import (
 	"context"
+	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,6 +67,34 @@ func TestCallsSayForWhom(t *testing.T) {
 		take(t, s, time.Minute)
 		if calls != 5 {
 			t.Errorf("%d calls", calls)
+		}
+	})
+}
+
+// TestReleasesInTheBackgroundSayForWhom: so does what a session that has ended has left.
+func TestReleasesInTheBackgroundSayForWhom(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		var mu sync.Mutex
+		whose := map[any]int{}
+		sc.way.on(func(ctx context.Context, do func(context.Context) error) error {
+			mu.Lock()
+			whose[lock.From(ctx)]++
+			mu.Unlock()
+			return do(ctx)
+		}, opRelease)
+		for i := range 2 {
+			s := sc.session()
+			for n := range 3 {
+				r := exclusive
+				r.Resource = strconv.Itoa(i) + strconv.Itoa(n)
+				must(t, s, r)
+			}
+			s.Close()
+		}
+		synctest.Wait()
+		if whose[nil] != 0 || len(whose) != 2 {
+			t.Errorf("they are made for %v", whose)
 		}
 	})
 }

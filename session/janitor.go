@@ -246,7 +246,7 @@ func (j *janitor) do(c chore) error {
 	if c.late {
 		limit = choreTimeout
 	}
-	ctx, cancel := context.WithTimeout(j.ctx, limit)
+	ctx, cancel := context.WithTimeout(context.WithValue(j.ctx, lock.FromKey{}, c.session), limit) // sessions take turns in the store, too
 	err := c.release(ctx, j.lease)
 	cancel()
 	if errors.Is(err, lock.ErrUnavailable) {
