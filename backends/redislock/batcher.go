@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -43,7 +44,7 @@ type batcher struct {
 	mu      sync.Mutex
 	busy    bool
 	held    bool // busy with a trip that is not sent yet: more is to come
-	waiting turns
+	waiting leasekit.Turns[*ticket]
 	sending sync.WaitGroup
 	ends    func()    // letGo, made once
 	trips   sync.Pool // *batch, to be used again
@@ -51,7 +52,7 @@ type batcher struct {
 }
 
 func newBatcher(s sender, timeout time.Duration) *batcher {
-	b := &batcher{sender: s, timeout: timeout}
+	b := &batcher{sender: s, timeout: timeout, waiting: leasekit.Turns[*ticket]{Few: maxBatch}}
 	b.ends = b.letGo
 	return b
 }
@@ -59,14 +60,9 @@ func newBatcher(s sender, timeout time.Duration) *batcher {
 // ticket is a request that waits.
 type ticket struct {
 	cmd   redis.Cmder
-	from  any
 	sent  bool          // under batcher.mu
 	ready chan struct{} // gets a value when cmd has its answer
-
-	// Of turns.
-	number        uint64
-	row           *row // nil: it is in none
-	before, after *ticket
+	turn  leasekit.Turn[*ticket]
 }
 
 // batch is what goes together.
@@ -97,13 +93,13 @@ func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Dur
 	}
 	b.mu.Lock()
 	sends := !b.busy || b.held
-	if sends && b.waiting.n < maxBatch-1 && lock.Later(ctx, b.ends) {
+	if sends && b.waiting.Len() < maxBatch-1 && lock.Later(ctx, b.ends) {
 		b.busy, b.held, sends = true, true, false
 	}
 	if sends {
 		b.busy, b.held = true, false
 	}
-	if sends && b.waiting.n == 0 {
+	if sends && b.waiting.Len() == 0 {
 		b.mu.Unlock()
 		lock.Queued(ctx)
 		lock.Blocking(ctx)
@@ -112,7 +108,7 @@ func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Dur
 		return err
 	}
 	t := b.ticket(ctx, cmd)
-	b.waiting.add(t)
+	b.waiting.Add(&t.turn)
 	var all *batch
 	if sends {
 		all = b.next()
@@ -134,7 +130,7 @@ func (b *batcher) process(ctx context.Context, cmd redis.Cmder, lingers time.Dur
 	b.mu.Lock()
 	sent := t.sent
 	if !sent {
-		b.waiting.remove(t)
+		b.waiting.Remove(&t.turn)
 	}
 	b.mu.Unlock()
 	if !sent {
@@ -198,14 +194,15 @@ func (b *batcher) ticket(ctx context.Context, cmd redis.Cmder) *ticket {
 	t, used := b.tickets.Get().(*ticket)
 	if !used {
 		t = &ticket{ready: make(chan struct{}, 1)}
+		t.turn.Of = t
 	}
-	t.cmd, t.from = cmd, lock.From(ctx)
+	t.cmd, t.turn.From = cmd, lock.From(ctx)
 	return t
 }
 
 // again lets a ticket be used again that nobody else knows any more.
 func (b *batcher) again(t *ticket) {
-	t.cmd, t.from, t.sent = nil, nil, false
+	t.cmd, t.turn.From, t.sent = nil, nil, false
 	b.tickets.Put(t)
 }
 
@@ -246,7 +243,7 @@ func (b *batcher) letGo() {
 // goOn is pass. b.mu is held.
 func (b *batcher) goOn() {
 	b.held = false
-	if b.busy = b.waiting.n > 0; b.busy {
+	if b.busy = b.waiting.Len() > 0; b.busy {
 		next := b.next()
 		b.sending.Go(func() { b.send(next) })
 	}
@@ -258,7 +255,7 @@ func (b *batcher) next() *batch {
 	if !used {
 		next = new(batch)
 	}
-	next.tickets = b.waiting.take(next.tickets)
+	next.tickets = b.waiting.Take(next.tickets, maxBatch)
 	for _, t := range next.tickets {
 		t.sent = true
 	}

@@ -59,7 +59,7 @@ type Backend struct {
 	log   *logger
 	bells *bells
 
-	patient chan struct{} // has a value for each connection that may wait for a row
+	patient *leasekit.Gate // to the connections that may wait for a row
 	deskMu  sync.Mutex
 	desks   map[lock.Resource]*desk
 
@@ -97,7 +97,7 @@ func Open(d Dialect, o Options) (*Backend, error) {
 		size = usualConnections
 	}
 	b := &Backend{
-		d: d, o: o, sql: newStatements(d.Words()), clock: o.Clock, patient: make(chan struct{}, max(1, size*3/4)),
+		d: d, o: o, sql: newStatements(d.Words()), clock: o.Clock, patient: leasekit.NewGate(max(1, size*3/4)),
 		desks: make(map[lock.Resource]*desk), leases: make(map[string]*lease),
 	}
 	var err error

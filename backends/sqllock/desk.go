@@ -42,7 +42,7 @@ var errHasty = errors.New("somebody has locked the row")
 func (b *Backend) submit(ctx context.Context, name lock.Resource, ops ...*op) {
 	now := b.clock()
 	for _, o := range ops {
-		o.done, o.since = make(chan struct{}), now
+		o.done, o.since, o.from = make(chan struct{}), now, lock.From(ctx)
 	}
 	d, mine := b.enter(name, ops)
 	lock.Queued(ctx)
@@ -216,11 +216,11 @@ func (o *op) fail(err error) {
 // carryOut carries out a batch. What is to be tried again is given back, with the
 // error that was the reason.
 func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
-	wait := !d.frozen && b.mayWait()
+	ctx := context.WithValue(b.background, lock.FromKey{}, ops[0].from)
+	wait := !d.frozen && b.mayWait(ctx)
 	if wait {
-		defer func() { <-b.patient }()
+		defer b.patient.Leave()
 	}
-	ctx := b.background
 	if len(ops) == 1 && wait {
 		if done, later, err := b.quick(ctx, d.name, ops[0]); done {
 			return later, err
@@ -254,21 +254,10 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 // mayWait gives leave to wait for a row, which some connections are always kept from.
 // Usually somebody gives it back within a few milliseconds. Where all that have it wait
 // for rows, the row is asked for without it: that costs more trips.
-func (b *Backend) mayWait() bool {
-	select {
-	case b.patient <- struct{}{}:
-		return true
-	default:
-	}
-	t := time.NewTimer(leaveTime)
-	defer t.Stop()
-	select {
-	case b.patient <- struct{}{}:
-		return true
-	case <-t.C:
-	case <-b.background.Done():
-	}
-	return false
+func (b *Backend) mayWait(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, leaveTime)
+	defer cancel()
+	return b.patient.Enter(ctx)
 }
 
 // absent is for a resource without a row.

@@ -28,6 +28,7 @@ type op struct {
 
 	unsure bool  // opRemove: remember that the id was given up
 	left   error // why its caller waits no longer; nil: it does
+	from   any   // for whom it is; see lock.From
 	orphan bool  // nobody waits for it any more
 	hasty  bool  // not to be tried again where somebody has locked the row
 

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -39,6 +40,7 @@ type pool struct {
 	patience time.Duration // of who waits for a connection
 	observe  lock.Observe
 	db       *sql.DB
+	gate     *leasekit.Gate         // to the connections: sql.DB gives one that is free to any of those who wait
 	opened   atomic.Int64           // connections so far
 	trusted  atomic.Pointer[string] // the server; nil: any
 }
@@ -49,7 +51,7 @@ type Opener func(ctx context.Context, server string) (Link, error)
 // NewPool makes a pool of connections. timeout is that of one request, and observe is told
 // of each.
 func NewPool(o PoolOptions, timeout time.Duration, observe lock.Observe, open Opener) Pool {
-	p := &pool{open: open, patience: 5 * timeout, observe: observe}
+	p := &pool{open: open, patience: 5 * timeout, observe: observe, gate: leasekit.NewGate(o.Size)}
 	p.db = sql.OpenDB(p)
 	p.db.SetMaxOpenConns(o.Size)
 	p.db.SetMaxIdleConns(o.Size)
@@ -109,8 +111,12 @@ func (p *pool) Conn(ctx context.Context) (Conn, error) { return p.take(ctx) }
 func (p *pool) take(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.patience)
 	defer cancel()
+	if !p.gate.Enter(ctx) {
+		return nil, &NotSentError{Err: fmt.Errorf("all connections are in use: %w", context.Cause(ctx))}
+	}
 	c, err := p.db.Conn(ctx)
 	if err != nil {
+		p.gate.Leave()
 		return nil, &NotSentError{Err: err}
 	}
 	taken := &conn{p: p, c: c}
@@ -162,6 +168,7 @@ type conn struct {
 	k    *pooled
 	open bool // there may be a transaction
 	over bool
+	left bool // its place in the gate is given back
 }
 
 // Do implements Conn.
@@ -194,7 +201,10 @@ func (c *conn) Close() {
 	if c.over {
 		_ = c.c.Raw(func(any) error { return driver.ErrBadConn }) // which closes it
 	}
-	_ = c.c.Close()
+	if _ = c.c.Close(); !c.left {
+		c.left = true
+		c.p.gate.Leave()
+	}
 }
 
 // Hosts are the servers of a URL. Which of them has taken the last connection is
