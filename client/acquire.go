@@ -353,13 +353,13 @@ func (s *Session) watch(end time.Duration) {
 func (s *Session) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := bootTime()
 	for _, l := range s.locks {
-		if l.silentAt() <= bootTime() {
-			s.unlockAndCatchUp()
+		if l.silentAt() <= now {
+			s.unlockAndCatchUp() // what has come by now
 			break
 		}
 	}
-	now := bootTime()
 	s.looksAt = 0
 	next := now + maxLook
 	for _, l := range s.locks {

@@ -142,15 +142,15 @@ func (l *Lock) Count() int {
 func (l *Lock) ValidFor() time.Duration {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
-	l.hear()
+	now := l.hear()
 	if l.over != nil {
 		return 0
 	}
-	left := l.end() - bootTime()
+	left := l.end() - now
 	if left > 0 {
 		return left
 	}
-	if l.silentAt() <= bootTime() {
+	if l.silentAt() <= now {
 		l.session.lose(l, l.silence())
 	}
 	return 0
@@ -174,8 +174,7 @@ func (l *Lock) Lost() <-chan struct{} {
 func (l *Lock) Err() error {
 	l.session.mu.Lock()
 	defer l.session.mu.Unlock()
-	l.hear()
-	if now := bootTime(); l.over == nil && l.end() <= now {
+	if now := l.hear(); l.over == nil && l.end() <= now {
 		if l.silentAt() > now {
 			e := maxHoldOver()
 			e.of(l)
@@ -186,11 +185,19 @@ func (l *Lock) Err() error {
 	return l.over
 }
 
-// hear takes what stands unread where the hold's end seems to be there: it may be news of a
-// later one. session.mu is held, but not meanwhile.
-func (l *Lock) hear() {
-	if l.over == nil && l.end() <= bootTime() {
+// hear gives the moment by which to judge whether the hold is over. Where it seems to be, all that
+// had come by that moment is taken: it may be news of a later end. session.mu is held, but not
+// meanwhile.
+func (l *Lock) hear() (now time.Duration) {
+	for {
+		now = bootTime()
+		if l.over != nil || l.end() > now {
+			return now
+		}
 		l.session.unlockAndCatchUp()
+		if l.over != nil || l.end() <= now {
+			return now
+		}
 	}
 }
 

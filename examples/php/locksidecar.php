@@ -578,8 +578,9 @@ final class Session
     {
         $call = new Call('release', ['lockId' => $hold->id], $hold);
         Signals::after(function () use ($hold, $left, $call) {
+            $now = Clock::now();
             $this->hear();
-            $this->checkEnd($hold, $this->silentAt($hold));
+            $this->checkEnd($hold, $this->silentAt($hold), $now);
             $left();
             $this->leave($hold);
             if ($hold->problem === null || $this->error === null) { // where it is lost, the sidecar reads this when it is well again
@@ -690,7 +691,23 @@ final class Session
         $this->tell();
     }
 
+    /** What had come when it looks at the clock is read before anything is found to be over, however late this process goes on. */
     private function hear(): void
+    {
+        $now = Clock::now();
+        $this->takeIn();
+        if ($this->holds !== [] && $this->nearest <= $now) {
+            $this->nearest = INF;
+            foreach ($this->holds as $hold) {
+                $this->checkEnd($hold, $this->silentAt($hold), $now);
+                if ($hold->problem === null) {
+                    $this->watch($hold);
+                }
+            }
+        }
+    }
+
+    private function takeIn(): void
     {
         if ($this->mine()->error === null) {
             try {
@@ -701,15 +718,6 @@ final class Session
                 $this->over($e);
             } catch (\Throwable $e) { // fields of another kind; the app may make exceptions of warnings
                 $this->over(new SidecarGone('SIDECAR_GONE', "what answers at {$this->lines->path} is no sidecar: {$e->getMessage()}"));
-            }
-        }
-        if ($this->holds !== [] && $this->nearest <= Clock::now()) {
-            $this->nearest = INF;
-            foreach ($this->holds as $hold) {
-                $this->checkEnd($hold, $this->silentAt($hold));
-                if ($hold->problem === null) {
-                    $this->watch($hold);
-                }
             }
         }
     }
@@ -935,16 +943,21 @@ final class Session
         return $end + $this->slack >= $hold->limit ? $end + $this->slack : $end;
     }
 
-    /** Marks a hold as lost where its end is over. */
-    public function expire(Hold $hold, float $end): void
+    /** Marks a hold as lost where its end is over, for one who is about to rely on it. */
+    public function expire(Hold $hold): void
     {
-        Signals::after(fn() => $this->checkEnd($hold, $end));
+        Signals::after(function () use ($hold) {
+            while ($hold->problem === null && isset($this->holds[$hold->id]) && $hold->end() <= ($now = Clock::now())) {
+                $this->takeIn();
+                $this->checkEnd($hold, $hold->end(), $now);
+            }
+        });
         $this->tell();
     }
 
-    private function checkEnd(Hold $hold, float $end): void
+    /** By a moment by which all that had come is read. */
+    private function checkEnd(Hold $hold, float $end, float $now): void
     {
-        $now = Clock::now();
         if ($hold->problem === null && isset($this->holds[$hold->id]) && $end <= $now) {
             unset($this->holds[$hold->id]);
             if ($now >= $hold->limit) {
@@ -1143,7 +1156,7 @@ final class Lock
     {
         $this->session->read();
         if (!$this->released) {
-            $this->session->expire($this->hold, $this->hold->end());
+            $this->session->expire($this->hold);
         }
         $this->mustBeHeld();
     }

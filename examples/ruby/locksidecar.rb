@@ -1056,13 +1056,16 @@ module Locksidecar
       hold.end + @slack >= hold.limit ? hold.end + @slack : hold.end
     end
 
-    # What came meanwhile counts, read or not.
+    # What came until it seems to be over counts, read or not, however late this thread goes on.
     def expire(hold, exact: false)
-      over = -> { !hold.problem && @holds.key?(hold.id) && (exact ? hold.end : silent_at(hold)) <= Locksidecar.now }
-      return unless over.call
+      loop do
+        now = Locksidecar.now
+        over = -> { !hold.problem && @holds.key?(hold.id) && (exact ? hold.end : silent_at(hold)) <= now }
+        return unless over.call
 
-      catch_up
-      return unless over.call
+        catch_up
+        break if over.call
+      end
 
       @holds.delete(hold.id)
       if Locksidecar.now >= hold.limit
