@@ -1,13 +1,15 @@
 //! One app session: a connection with lines of JSON. When it ends, at either end, all its locks
 //! are lost. What a line says is carried out when it is read, in the order of the lines.
 
-use crate::acquires::{full, Acquires, Asked};
+mod reading;
+
+use crate::acquires::{Acquires, Asked};
 use crate::error::{Error, Kind};
 use crate::json::Json;
-use crate::state::{line, lock, release_handle, take, tell, tell_again, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
+use crate::state::{line, lock, release_handle, take, tell, Call, Early, Hold, Later, Listener, Locked, Outcome, State, Undo};
 use crate::sys::{self, now};
 use std::collections::HashMap;
-use std::io::{self, ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::Shutdown;
 use std::ops::Deref;
 use std::os::unix::net::UnixStream;
@@ -20,12 +22,8 @@ use std::time::Duration;
 
 /// For what the sidecar answers at once, and beyond a wait.
 pub(crate) const ANSWER_LIMIT: f64 = 5.0;
-/// Without a word a wait without end asks whether the sidecar is there.
-const PING_AFTER: f64 = 5.0;
 /// Timers stand still while the machine is suspended; the clock of a hold does not.
 const MAX_LOOK: f64 = 1.0;
-/// Where this process stood still for longer than a look takes, the sidecar had no room to write all: it has so long more for the rest.
-const MORE: f64 = 1.0;
 /// The sidecar ends a connection at a longer line.
 pub(crate) const LONGEST: usize = 65536;
 /// Bytes: from there on a sidecar that does not read is asked for nothing more.
@@ -78,6 +76,8 @@ impl Drop for Owned {
 pub(crate) struct Session {
     path: String,
     stream: UnixStream,
+    /// Taken before the state, by who reads what has come; never while it waits.
+    receiving: Mutex<reading::Received>,
     state: Mutex<State>,
     changed: Condvar,
     on_draining: Option<OnDraining>,
@@ -107,7 +107,8 @@ impl Session {
             writer: false,
             later: Later::default(),
         };
-        let session = Arc::new(Session { path: path.display().to_string(), stream, state: Mutex::new(state), changed: Condvar::new(), on_draining });
+        let (path, receiving) = (path.display().to_string(), Mutex::default());
+        let session = Arc::new(Session { path, stream, receiving, state: Mutex::new(state), changed: Condvar::new(), on_draining });
         let reader = session.clone();
         thread::Builder::new()
             .name("locksidecar".into())
@@ -361,17 +362,26 @@ impl Session {
     // Holds.
 
     /// Why it is lost, by all that is known, which includes the clock.
-    pub fn look(&self, hold: &Hold, exact: bool) -> Option<Error> {
-        let mut s = self.state();
-        let end = if exact { hold.end() } else { s.silent_at(hold) };
-        s.expire(hold, end);
-        drop(s);
+    pub fn look(self: &Arc<Self>, hold: &Hold, exact: bool) -> Option<Error> {
+        let mut read = f64::NEG_INFINITY;
+        loop {
+            let mut s = self.state();
+            let end = if exact { hold.end() } else { s.silent_at(hold) };
+            s.expire(hold, end, read);
+            let now = now();
+            if end > now || !s.holds.contains_key(&hold.id) {
+                break;
+            }
+            drop(s);
+            self.catch_up();
+            read = now; // what had come by then, however late this thread goes on
+        }
         self.changed.notify_all();
         hold.state().problem.clone()
     }
 
     /// Waits until it is lost, for so long at most.
-    pub fn wait_lost(&self, hold: &Hold, limit: Duration) -> Option<Error> {
+    pub fn wait_lost(self: &Arc<Self>, hold: &Hold, limit: Duration) -> Option<Error> {
         let end = now() + limit.as_secs_f64();
         loop {
             if let Some(problem) = self.look(hold, false) {
@@ -390,7 +400,7 @@ impl Session {
     }
 
     /// The future has its number from its first poll on.
-    pub fn poll_lost(&self, hold: &Hold, future: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Error> {
+    pub fn poll_lost(self: &Arc<Self>, hold: &Hold, future: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Error> {
         if let Some(problem) = self.look(hold, false) {
             return Poll::Ready(problem);
         }
@@ -418,155 +428,13 @@ impl Session {
         tell(Box::new(move || listener(problem)));
     }
 
-    // The thread that reads.
-
-    fn read(self: Arc<Session>) {
-        let end = End(&self); // also where this panics
-        let why = self.read_on();
-        self.over(Error::new(Kind::SidecarGone, why));
-        drop(end);
-        while !tell_again() {
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
-
-    /// Reads until the connection ends, and says why it has.
-    fn read_on(self: &Arc<Self>) -> String {
-        let mut stream = &self.stream;
-        let (mut rest, mut chunk) = (Vec::new(), vec![0; LONGEST]);
-        let (mut looked, mut judged) = (now(), now());
-        let wait = |e: &io::Error| [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind());
-        loop {
-            // What had come by now is read before anything is found to be over by now: it is no silence of the sidecar that this thread
-            // had no turn.
-            let now = now();
-            if now > looked + MAX_LOOK + MORE {
-                judged = now + MORE;
-            }
-            looked = now;
-            let mut came = sys::receive_now(&self.stream, &mut chunk);
-            if matches!(&came, Err(e) if wait(e)) {
-                let _ = self.stream.set_read_timeout(Some(Duration::from_secs_f64(self.tick(now, judged))));
-                came = stream.read(&mut chunk);
-            }
-            match came {
-                Ok(0) => break format!("the connection to the sidecar at {} ended", self.path),
-                Ok(n) => rest.extend_from_slice(&chunk[..n]),
-                Err(e) if wait(&e) => continue,
-                Err(e) => break format!("the connection to the sidecar at {} ended: {e}", self.path),
-            }
-            let Some(end) = rest.iter().rposition(|b| *b == b'\n') else { continue };
-            let lines: Vec<u8> = rest.drain(..=end).collect();
-            if !String::from_utf8_lossy(&lines).lines().all(|line| Json::parse(line).map(|m| self.line(&m)).is_some()) {
-                break format!("what answers at {} is no sidecar, or an older one than this client", self.path);
-            }
-        }
-    }
-
-    /// Notices the ends that had come at a moment, of holds and of waits, but no silence before another. In so many seconds it must do so again.
-    fn tick(self: &Arc<Self>, now: f64, judged: f64) -> f64 {
-        tell_again();
-        let (mut late, mut over, mut ping) = (Vec::new(), Vec::new(), false);
-        let mut nearest = now + MAX_LOOK;
-        {
-            let mut s = self.state();
-            self.flush(&mut s);
-            for hold in s.holds.values().cloned().collect::<Vec<_>>() {
-                let end = s.silent_at(&hold);
-                if end <= now {
-                    s.expire(&hold, end);
-                }
-                nearest = nearest.min(end.max(now));
-            }
-            let quiet = now >= s.heard + PING_AFTER;
-            let unanswered = s.ping.is_some_and(|id| s.calls.contains_key(&id));
-            for (id, call) in s.calls.iter().filter(|(_, c)| c.outcome.is_none() && !c.abandoned && !c.late) {
-                if let Some(end) = s.queue_end(*id).filter(|end| end.is_finite()) {
-                    if end <= now {
-                        over.push(*id);
-                    }
-                    nearest = nearest.min(end);
-                }
-                match call.deadline {
-                    Some(deadline) if deadline.max(judged) <= now => late.push(*id),
-                    Some(deadline) => nearest = nearest.min(deadline.max(judged)),
-                    None if quiet && unanswered => late.push(*id),
-                    None => ping |= quiet,
-                }
-            }
-            over.into_iter().for_each(|id| s.end_wait(id));
-            if quiet {
-                s.heard = now; // from here it has as long again
-            }
-        }
-        if ping {
-            let id = self.post(Ask { kind: "keepAlive", ..Ask::default() }).unwrap_or(0);
-            self.state().ping = Some(id);
-            self.forget(id);
-        }
-        for id in late {
-            self.give_up(id);
-        }
-        self.changed.notify_all();
-        (nearest - now).clamp(0.001, MAX_LOOK)
-    }
-
-    /// The sidecar does not answer: nobody need wait any longer.
-    fn give_up(self: &Arc<Self>, id: u64) {
-        let acquires = {
-            let mut s = self.state();
-            let queued = s.drop_queued(id);
-            let full = full(s.acquires.most());
-            let State { calls, later, .. } = &mut *s;
-            let Some(call) = calls.get_mut(&id) else { return };
-            if queued {
-                call.finish(Err(if call.deadline.is_some() { full } else { self.silent() }), later);
-                return;
-            }
-            call.late = true;
-            call.finish(Err(self.silent()), later);
-            let (acquires, detaches) = (call.asked.is_some(), call.left.as_ref().and(call.about.clone()));
-            if let Some(hold) = detaches {
-                s.lose_detached(&hold, "nobody waited for it to be detached");
-            }
-            acquires
-        };
-        if acquires {
-            self.cancel(id);
-        }
-    }
-
-    fn line(self: &Arc<Self>, m: &Json) {
-        let id = m.get("requestId").text();
-        let mut undo = None;
-        let mut draining = None;
-        {
-            let mut s = self.state();
-            if s.error.is_some() {
-                return; // what it says of the end concerns nobody
-            }
-            s.heard = now();
-            if id.is_empty() {
-                draining = s.event(m.get("event"));
-                if m.get("error").is_some() {
-                    self.finish(&mut s, Error::explain(m.get("error")), "SIDECAR_GONE");
-                    // its last word
-                }
-            } else if let Ok(id) = id.parse() {
-                undo = s.answered(id, m);
-                self.flush(&mut s); // what has queued here
-            }
-        }
-        self.changed.notify_all();
-        if let Some(undo) = undo {
-            self.undo(undo);
-        }
-        if let (Some(seconds), Some(then)) = (draining, self.on_draining.clone()) {
-            tell(Box::new(move || then(Duration::from_secs_f64(seconds))));
-        }
-    }
-
     // Ends.
+
+    /// Until what it gives is dropped.
+    #[cfg(test)]
+    pub fn stop_reading(&self) -> std::sync::MutexGuard<'_, impl Default> {
+        lock(&self.receiving)
+    }
 
     #[cfg(test)]
     pub fn hang_up(&self, how: Shutdown) {

@@ -191,17 +191,25 @@ impl Later {
 }
 
 /// The state, while its mutex is held. What is to be done later is done when it no longer is.
-pub(crate) struct Locked<'a>(Option<MutexGuard<'a, State>>);
+pub(crate) struct Locked<'a> {
+    guard: Option<MutexGuard<'a, State>>,
+    keeps: bool,
+}
 
 impl<'a> Locked<'a> {
     pub fn new(state: &'a Mutex<State>) -> Locked<'a> {
-        Locked(Some(lock(state)))
+        Locked { guard: Some(lock(state)), keeps: false }
+    }
+
+    /// For who has another mutex, and leaves what is to be done later to the next one who has the state.
+    pub fn keeping(state: &'a Mutex<State>) -> Locked<'a> {
+        Locked { guard: Some(lock(state)), keeps: true }
     }
 
     /// Waits for a change, for so long at most.
     pub fn wait(mut self, changed: &Condvar, limit: Duration) -> Locked<'a> {
-        let guard = self.0.take().expect("it is held");
-        Locked(Some(changed.wait_timeout(guard, limit).unwrap_or_else(|poisoned| poisoned.into_inner()).0))
+        let guard = self.guard.take().expect("it is held");
+        Locked { guard: Some(changed.wait_timeout(guard, limit).unwrap_or_else(|poisoned| poisoned.into_inner()).0), keeps: false }
     }
 }
 
@@ -209,19 +217,22 @@ impl Deref for Locked<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
-        self.0.as_ref().expect("it is held")
+        self.guard.as_ref().expect("it is held")
     }
 }
 
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut State {
-        self.0.as_mut().expect("it is held")
+        self.guard.as_mut().expect("it is held")
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        if let Some(mut state) = self.0.take() {
+        if self.keeps {
+            return;
+        }
+        if let Some(mut state) = self.guard.take() {
             let later = std::mem::take(&mut state.later);
             drop(state);
             later.run();
@@ -492,8 +503,8 @@ impl State {
         }
     }
 
-    pub fn expire(&mut self, hold: &Hold, end: f64) {
-        let now = now();
+    /// What had come by that moment is read.
+    pub fn expire(&mut self, hold: &Hold, end: f64, now: f64) {
         if end > now || self.holds.remove(&hold.id).is_none() {
             return;
         }

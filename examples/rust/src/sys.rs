@@ -48,6 +48,7 @@ const AF_UNIX: c_int = 1;
 const SOCK_STREAM_NONBLOCK_CLOEXEC: c_int = 0o2_004_001;
 const MSG_DONTWAIT_NOSIGNAL: c_int = 0x4040;
 const MSG_DONTWAIT: c_int = 0x40;
+const POLLIN: c_short = 1;
 const POLLOUT: c_short = 4;
 
 const CLOCK_BOOTTIME: c_int = 7;
@@ -155,9 +156,18 @@ pub(crate) fn receive_now(stream: &UnixStream, data: &mut [u8]) -> io::Result<us
 
 /// Waits until there is room to send, or nothing can be sent any more.
 pub(crate) fn wait_for_room(stream: &UnixStream) {
-    let mut file = PollFile { fd: stream.as_raw_fd(), events: POLLOUT, came: 0 };
+    wait_for(stream, POLLOUT, -1);
+}
+
+/// Waits until something has come, or for so many seconds.
+pub(crate) fn wait_for_news(stream: &UnixStream, seconds: f64) {
+    wait_for(stream, POLLIN, (seconds * 1e3).ceil() as c_int);
+}
+
+fn wait_for(stream: &UnixStream, events: c_short, milliseconds: c_int) {
+    let mut file = PollFile { fd: stream.as_raw_fd(), events, came: 0 };
     // SAFETY: it writes to the one PollFile and nothing else, which is laid out as the C library has it.
-    unsafe { poll(&mut file, 1, -1) };
+    unsafe { poll(&mut file, 1, milliseconds) };
 }
 
 /// Connects, or says why that cannot be done.

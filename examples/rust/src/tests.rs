@@ -1,9 +1,10 @@
-//! What becomes of an acquire when its connection ends, by a scripted sidecar.
+//! What becomes of an acquire when its connection ends, and of a hold when nobody reads, by a scripted sidecar.
 
 use super::*;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
 fn an_acquire_that_was_not_sent_goes_to_a_new_session() {
@@ -43,6 +44,44 @@ fn an_acquire_that_queued_goes_to_a_new_session() {
     assert_eq!(second.wait().unwrap().fence(), 7);
     server.join().unwrap();
     std::fs::remove_file(path).unwrap();
+}
+
+/// The thread that reads has no turn until the grant is over by the clock. Whoever asks about the hold reads first what has come.
+fn stood_still(says: &[&str]) -> Result<()> {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let path = std::env::temp_dir().join(format!("ls-{}-still{}", std::process::id(), LAST.fetch_add(1, Ordering::SeqCst)));
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = Client::builder().socket(&path).build();
+    let server = thread::spawn(move || {
+        let mut peer = serve(&listener, 1);
+        peer.answer(r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"0.3s","count":1,"countedAt":"1s"}"#);
+        peer
+    });
+    let held = client.lock("r").acquire().unwrap();
+    let mut peer = server.join().unwrap();
+    let session = client.session().unwrap();
+    let reading = session.stop_reading();
+    says.iter().for_each(|line| writeln!(peer.stream, r#"{{"event":{line}}}"#).unwrap());
+    thread::sleep(Duration::from_millis(350));
+    drop(reading);
+    let checked = held.check();
+    std::fs::remove_file(path).unwrap();
+    checked
+}
+
+#[test]
+fn what_stands_unread_is_no_silence() {
+    let news = r#"{"lease":{"countedAt":"1.2s","validFor":"60s"}}"#;
+    let lost = r#"{"lost":{"lockId":"l","resource":"r","reason":"FORCED","message":"by force","countedAt":"1.25s","grace":"0s"}}"#;
+    let next = r#"{"lease":{"countedAt":"1.3s","validFor":"60s"}}"#; // of another lease
+    for _ in 0..10 {
+        stood_still(&[news]).unwrap();
+    }
+    let reason = |says: &[&str]| stood_still(says).unwrap_err().lost_reason().unwrap().to_string();
+    assert_eq!(reason(&[]), "SIDECAR_SILENT");
+    assert_eq!(reason(&[next]), "SIDECAR_SILENT");
+    assert_eq!(reason(&[news, lost]), "FORCED");
+    assert_eq!(reason(&[lost, news]), "FORCED");
 }
 
 struct Peer {
