@@ -24,6 +24,7 @@ mod error;
 mod held;
 mod json;
 mod looks;
+mod opening;
 mod session;
 mod state;
 mod sys;
@@ -34,6 +35,7 @@ pub use held::{Guard, Held, Part, Released, UntilLost};
 pub use looks::{Answers, Change, Holder, Info, Leader, Listed, LockState, Outcome};
 
 use json::Json;
+use opening::Opening;
 use session::{Ask, OnDraining, Owned, Session, ANSWER_LIMIT};
 use std::future::{Future, IntoFuture};
 use std::path::{Path, PathBuf};
@@ -372,7 +374,7 @@ impl Lock {
         let limit = self.wait.map(|wait| wait.as_secs_f64() + ANSWER_LIMIT);
         let max_hold = self.max_hold.map(|d| d.as_secs_f64());
         let asked = self.client.post(|| Ask { kind: "acquire", body: body.clone(), max_hold, limit, ..Ask::default() })?;
-        Ok(Acquire { client: self.client, asked: Mutex::new(Ok(asked)), taken: false })
+        Ok(Acquire { client: self.client, asked: Mutex::new(Ok(asked)), opening: None, taken: false })
     }
 }
 
@@ -381,7 +383,12 @@ impl IntoFuture for Lock {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<Held>> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async { self.begin()?.await })
+        Box::pin(async {
+            if self.client.is_open()?.is_none() {
+                Opening::new(&self.client).await?;
+            }
+            self.begin()?.await
+        })
     }
 }
 
@@ -391,6 +398,8 @@ pub struct Acquire {
     client: Client,
     /// Of which session it is which request, or why no other session could be had.
     asked: Mutex<Result<(Arc<Owned>, u64)>>,
+    /// The session that it goes to next, while that is opened.
+    opening: Option<Opening>,
     taken: bool,
 }
 
@@ -424,6 +433,26 @@ impl Acquire {
         *asked = self.client.post(|| unsent.clone());
         true
     }
+
+    /// The same, where another session may have to be opened for it: nobody waits for that here.
+    fn poll_goes_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let (session, id) = self.asked()?;
+        if self.opening.is_none() {
+            if !session.is_unsent(id) {
+                return Poll::Ready(Ok(()));
+            }
+            if self.client.is_open()?.is_none() {
+                self.opening = Some(Opening::new(&self.client));
+            }
+        }
+        if let Some(opening) = &mut self.opening {
+            let Poll::Ready(opened) = Pin::new(opening).poll(cx) else { return Poll::Pending };
+            self.opening = None;
+            opened?;
+        }
+        self.goes_on();
+        Poll::Ready(Ok(()))
+    }
 }
 
 fn held(session: Arc<Owned>, outcome: state::Outcome) -> Result<Held> {
@@ -438,9 +467,11 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
+            let Poll::Ready(on) = self.poll_goes_on(cx) else { return Poll::Pending };
+            on?;
             let (session, id) = self.asked()?;
             let Poll::Ready(outcome) = session.poll(id, cx) else { return Poll::Pending };
-            if !self.goes_on() {
+            if !session.is_unsent(id) {
                 self.taken = true;
                 return Poll::Ready(held(session, outcome));
             }

@@ -256,6 +256,11 @@ impl Session {
         self.state().unsent.remove(&id).map(|asked| asked.again())
     }
 
+    /// Whether there is something that `unsent` would give.
+    pub fn is_unsent(&self, id: u64) -> bool {
+        self.state().unsent.contains_key(&id)
+    }
+
     /// Whether the answer is there.
     pub fn answered(&self, id: u64) -> bool {
         self.state().calls.get(&id).map_or(true, |call| call.outcome.is_some())

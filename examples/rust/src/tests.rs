@@ -46,6 +46,47 @@ fn an_acquire_that_queued_goes_to_a_new_session() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// The same, and the new session takes its time: the thread that polls goes on.
+#[test]
+fn a_task_that_queued_does_not_wait_for_the_new_session() {
+    struct Unpark(thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let path = std::env::temp_dir().join(format!("ls-{}-slow", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let client = Client::builder().socket(&path).build();
+    let (go, goes) = std::sync::mpsc::channel();
+    let server = thread::spawn(move || {
+        let mut first = serve(&listener, 1);
+        first.request(); // it waits here
+        first.answer(r#""error":{"code":8,"message":"full","details":[{"reason":"LIMIT_EXCEEDED","metadata":{"limit":"waiters","max":"1"}}]}"#);
+        drop(first); // the connection ends
+        goes.recv().unwrap();
+        drop(serve(&listener, 2));
+    });
+    let first = client.lock("r").begin().unwrap();
+    let mut second = client.lock("r").wait(Duration::from_secs(3600)).begin().unwrap();
+    assert_eq!(first.wait().unwrap_err().kind(), Kind::SidecarGone);
+    let waker = Arc::new(Unpark(thread::current())).into();
+    let mut cx = Context::from_waker(&waker);
+    for _ in 0..3 {
+        assert!(Pin::new(&mut second).poll(&mut cx).is_pending());
+    }
+    go.send(()).unwrap();
+    let held = loop {
+        match Pin::new(&mut second).poll(&mut cx) {
+            Poll::Ready(held) => break held.unwrap(),
+            Poll::Pending => thread::park_timeout(Duration::from_secs(10)),
+        }
+    };
+    assert_eq!(held.fence(), 7);
+    server.join().unwrap();
+    std::fs::remove_file(path).unwrap();
+}
+
 /// The thread that reads has no turn until the grant is over by the clock. Whoever asks about the hold reads first what has come.
 fn stood_still(says: &[&str]) -> Result<()> {
     static LAST: AtomicU32 = AtomicU32::new(0);

@@ -3,7 +3,7 @@
 mod support;
 
 use locksidecar::{Builder, Client, Kind};
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -50,6 +50,36 @@ fn dropped_clients() {
     kept.iter().for_each(|held| held.check().unwrap());
     drop(kept);
     eventually("all are gone", PATIENCE, || sessions(&sidecar) == 0.0);
+}
+
+/// A runtime's thread goes on while a session is opened, and what is dropped meanwhile leaves nothing behind.
+fn opened_beside() {
+    let sidecar = Sidecar::new();
+    let client = sidecar.client();
+    sidecar.freeze();
+    let mut asked = client.lock("r").into_future();
+    for _ in 0..3 {
+        let began = std::time::Instant::now();
+        assert!(block_on(&mut asked, NOW).is_none());
+        assert!(began.elapsed() < Duration::from_secs(3), "a poll took {:?}", began.elapsed());
+    }
+    sidecar.thaw();
+    let held = block_on(asked, PATIENCE).expect("it is opened").unwrap();
+    held.release().unwrap();
+    client.close();
+    assert_eq!(kind(block_on(client.lock("r").into_future(), PATIENCE).unwrap()), Kind::SessionClosed);
+    drop(client);
+
+    let client = sidecar.client();
+    sidecar.freeze();
+    let mut dropped = client.lock("r").into_future();
+    assert!(block_on(&mut dropped, NOW).is_none());
+    drop(dropped);
+    drop(client);
+    sidecar.thaw();
+    eventually("nothing is left", PATIENCE, || sessions(&sidecar) == 0.0 && sidecar.lock("r").0.is_empty());
+    let nowhere = Client::builder().socket("/nowhere/s").build();
+    assert_eq!(kind(block_on(nowhere.lock("r").into_future(), PATIENCE).unwrap()), Kind::NoSidecar);
 }
 
 /// More than the socket has room for.
@@ -640,6 +670,7 @@ fn main() {
         test("what is dropped is released, or given up", dropped),
         test("clients that are dropped leave nothing", dropped_clients),
         test("a sidecar that does not read holds nobody up", unread),
+        test("a session is opened beside the tasks of a runtime", opened_beside),
         test("what a waker does may ask the session", woken),
         test("a lock forgets the tasks that no longer wait for its loss", forgotten),
         test("a sidecar that takes no connections", no_connections),
