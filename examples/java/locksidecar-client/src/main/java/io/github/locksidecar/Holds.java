@@ -8,6 +8,7 @@ import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Function;
+import java.util.function.ToLongFunction;
 
 /**
  * What one session holds, and until when, by our own clock. The package's part of it is called with
@@ -54,11 +55,19 @@ final class Holds {
   /** When the next end may have come; on our clock. */
   private long looksAt = Long.MAX_VALUE;
 
+  /** Takes what stands unread. It is not called with mu held. */
+  private Runnable catchUp = () -> {};
+
   Holds(ReentrantLock mu, BootClock clock, Executor callbacks, Acquires acquires) {
     this.mu = mu;
     this.clock = clock;
     this.callbacks = callbacks;
     this.acquires = acquires;
+  }
+
+  /** Lets what stands unread be taken before a hold that somebody asks about is found to be over. */
+  void catchUpBy(Runnable takesWhatIsUnread) {
+    catchUp = takesWhatIsUnread;
   }
 
   // --- what the sidecar says
@@ -276,16 +285,10 @@ final class Holds {
 
   /** How long the hold may be relied on without further news; 0 when it is lost. */
   long validFor(Held h) {
+    judge(h, this::silentAt);
     mu.lock();
     try {
-      if (h.loss != null || h.count == 0) {
-        return 0;
-      }
-      long now = clock.atMost();
-      if (silentAt(h) <= now) {
-        lose(h, silence(h));
-      }
-      return Math.max(0, endOf(h) - now);
+      return h.loss != null || h.count == 0 ? 0 : Math.max(0, endOf(h) - clock.atMost());
     } finally {
       mu.unlock();
     }
@@ -293,25 +296,34 @@ final class Holds {
 
   /** Why the hold is lost; null when it is not. */
   LockLostException problem(Held h) {
-    mu.lock();
-    try {
-      validFor(h);
-      return h.loss == null ? null : new LockLostException(h.loss, clock);
-    } finally {
-      mu.unlock();
-    }
+    return judge(h, this::silentAt);
   }
 
   /** The same for one who is about to rely on it: its end is the end, whatever may be said yet. */
   LockLostException check(Held h) {
-    mu.lock();
-    try {
-      if (h.count > 0 && endOf(h) <= clock.atMost()) {
-        lose(h, silence(h));
+    return judge(h, this::endOf);
+  }
+
+  /**
+   * Whether it is lost, also by the clock. Where this process stood still past the end, the sidecar has kept
+   * the hold alive meanwhile, and said so: what stands unread is taken before that is called silence.
+   */
+  private LockLostException judge(Held h, ToLongFunction<Held> end) {
+    for (long takenBy = Long.MIN_VALUE; ; ) {
+      mu.lock();
+      try {
+        if (h.loss == null && h.count > 0 && end.applyAsLong(h) <= takenBy) {
+          lose(h, silence(h));
+        }
+        long now = h.loss == null && h.count > 0 ? clock.atMost() : Long.MIN_VALUE;
+        if (end.applyAsLong(h) > now) {
+          return h.loss == null ? null : new LockLostException(h.loss, clock);
+        }
+        takenBy = now; // once more: what has come by this moment counts, however late this thread goes on
+      } finally {
+        mu.unlock();
       }
-      return problem(h);
-    } finally {
-      mu.unlock();
+      catchUp.run();
     }
   }
 

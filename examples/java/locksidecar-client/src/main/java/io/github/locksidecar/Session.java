@@ -10,7 +10,6 @@ import java.time.Duration;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -23,24 +22,26 @@ import java.util.concurrent.locks.ReentrantLock;
  * who writes or reads does not close it; and a virtual thread keeps its carrier for no longer than a system call.
  */
 final class Session {
+  /** So many pieces stand unread at most: more than a socket keeps. */
+  private static final int MOST_UNREAD = 16;
+
   private final Path socket;
   private final Core core;
   private final Reading reading;
   private final CompletableFuture<Void> over = new CompletableFuture<>();
   private volatile SocketChannel channel;
   private volatile Selector selector;
+  private volatile Sending sending;
 
-  /** Taken to write, and never while mu is held. Who finds it taken leaves his line to who has it. */
-  private final ReentrantLock sending = new ReentrantLock();
+  /** Taken to read what has come, before mu, and never while anything waits. */
+  private final ReentrantLock receiving = new ReentrantLock();
 
-  private ByteBuffer unsent = ByteBuffer.allocate(0); // guarded by sending
-  private volatile long sent; // how many bytes; written by who has sending
-  private volatile boolean full; // the sidecar does not read for now, or the connection is broken
-
-  // These are for who reads. No heap buffer: each thread that has read into one keeps a direct buffer of its size.
+  // Guarded by receiving. No heap buffer: each thread that has read into one keeps a direct buffer of its size.
   private ByteBuffer in;
   private final byte[] came = new byte[1 << 16];
-  private long next; // after how many nanoseconds to look at the clock again
+
+  // These are for the one who reads and looks at the clock.
+  private long next; // after how many nanoseconds to look again
   private long lookBy = System.nanoTime(); // when that is
   private boolean stoodStill; // the last look came much later
 
@@ -48,6 +49,7 @@ final class Session {
     this.socket = socket;
     this.core = new Core(socket.toString(), clock, callbacks, onDraining);
     this.reading = new Reading(core, core.mu);
+    core.holds.catchUpBy(this::catchUp);
   }
 
   /** Opens it within a limit, in nanoseconds. With an exception there is nothing left of it. */
@@ -61,6 +63,7 @@ final class Session {
       selector = Selector.open();
       in = ByteBuffer.allocateDirect(came.length);
       channel.register(selector, SelectionKey.OP_READ);
+      sending = new Sending(core, channel, selector);
       new Threads("io").newThread(this::run).start();
       Call c = Call.opening(open);
       send(c);
@@ -142,7 +145,7 @@ final class Session {
     } finally {
       core.mu.unlock();
     }
-    flush();
+    sending.flush();
     return c;
   }
 
@@ -186,7 +189,7 @@ final class Session {
     } finally {
       core.mu.unlock();
     }
-    flush();
+    sending.flush();
   }
 
   /** What a grant has made; to be asked when the answer is there. */
@@ -211,50 +214,10 @@ final class Session {
     if (queues) {
       selector.wakeup(); // its wait may end before the next look
     }
-    flush();
+    sending.flush();
   }
 
   // --- bytes
-
-  /** Writes what is to be sent. Who comes meanwhile adds to what the first one writes next. */
-  private void flush() {
-    while (core.hasOutput() && !full && sending.tryLock()) {
-      try {
-        write();
-      } finally {
-        sending.unlock();
-      }
-    }
-  }
-
-  /** Writes as much as the sidecar takes. sending is held. */
-  private void write() {
-    try {
-      while (true) {
-        if (!unsent.hasRemaining()) {
-          if (!core.hasOutput()) {
-            return;
-          }
-          core.mu.lock();
-          try {
-            unsent = ByteBuffer.wrap(core.output());
-          } finally {
-            core.mu.unlock();
-          }
-        }
-        int n = channel.write(unsent);
-        sent += n;
-        if (n == 0) {
-          full = true;
-          channel.keyFor(selector).interestOpsOr(SelectionKey.OP_WRITE);
-          selector.wakeup();
-          return;
-        }
-      }
-    } catch (IOException | RuntimeException e) {
-      full = true; // it is broken or closed, which the thread that reads sees
-    }
-  }
 
   /** The session's thread. */
   private void run() {
@@ -283,22 +246,66 @@ final class Session {
   private boolean serve() throws IOException {
     selector.select(1 + next / 1_000_000);
     selector.selectedKeys().clear();
-    if (full) {
-      SelectionKey key = channel.keyFor(selector);
-      if ((key.readyOps() & SelectionKey.OP_WRITE) != 0) {
-        goOn(key);
+    sending.goOn();
+    receiving.lock();
+    try {
+      int n = receive();
+      if (n < 0) {
+        return false;
       }
+      next = take(n, n == came.length); // where it is full, more may be what is overdue
+    } finally {
+      receiving.unlock();
     }
+    sending.flush();
+    return next >= 0;
+  }
+
+  /** Puts into came what has come; how many bytes, negative: the connection is over. receiving is held. */
+  private int receive() throws IOException {
     in.clear();
     int n = channel.read(in);
-    if (n < 0) {
-      return false;
+    if (n > 0) {
+      in.flip().get(came, 0, n);
     }
-    boolean more = !in.hasRemaining(); // it may be what is overdue
-    in.flip().get(came, 0, n);
-    next = take(came, n, more);
-    flush();
-    return next >= 0;
+    return n;
+  }
+
+  /** Takes what has come, whoever else reads, and does not wait. */
+  private void catchUp() {
+    boolean isOver = false;
+    receiving.lock();
+    try {
+      for (int i = 0; i < MOST_UNREAD && !isOver; i++) {
+        int n = receive();
+        if (n == 0) {
+          break;
+        }
+        isOver = n < 0;
+        if (!isOver) {
+          feed(n);
+        }
+      }
+    } catch (IOException | RuntimeException e) {
+      return; // it is broken or closed, which who reads sees
+    } finally {
+      receiving.unlock();
+    }
+    if (isOver) {
+      ended(gone(null));
+      return;
+    }
+    selector.wakeup(); // who reads may wait for what was taken
+    sending.flush();
+  }
+
+  private void feed(int n) {
+    core.mu.lock();
+    try {
+      core.feed(came, n);
+    } finally {
+      core.mu.unlock();
+    }
   }
 
   /** The answer, or why there is none; the thread is marked as interrupted afterwards if it was. */
@@ -357,27 +364,15 @@ final class Session {
     expect();
   }
 
-  /** The sidecar reads again. */
-  private void goOn(SelectionKey key) {
-    sending.lock();
-    try {
-      key.interestOps(SelectionKey.OP_READ);
-      full = false;
-      write();
-    } finally {
-      sending.unlock();
-    }
-  }
-
   /**
    * After how many nanoseconds to look at the clock again; negative: it is over. Where more may have come, that is read
    * first: what stands unread here is no silence of the sidecar.
    */
-  private long take(byte[] data, int n, boolean more) {
+  private long take(int n, boolean more) {
     core.mu.lock();
     try {
       if (n > 0) {
-        core.feed(data, n);
+        core.feed(came, n);
       }
       long now = System.nanoTime();
       stoodStill = !stoodStill && now - lookBy > Core.MORE;
@@ -417,7 +412,7 @@ final class Session {
   private boolean finish(SidecarException why, String lostReason, String message) {
     core.mu.lock();
     try {
-      return core.end(why, lostReason, message, sent);
+      return core.end(why, lostReason, message, sending == null ? 0 : sending.sent());
     } finally {
       core.mu.unlock();
     }

@@ -80,7 +80,7 @@ final class ContractCase implements AutoCloseable {
           Map.entry("draining", (c, s) -> TestSidecar.eventually("told", within(s), c.clients.get(s.text("client"))::isDraining)),
           Map.entry("terminate", (c, s) -> c.sidecar(s).terminate()),
           Map.entry("ended", (c, s) -> c.sidecar(s).ended(within(s))),
-          Map.entry("stop", (c, s) -> stop(s.number("time"))),
+          Map.entry("stop", ContractCase::stop),
           Map.entry("withheld", ContractCase::withheld),
           Map.entry("freeze", (c, s) -> c.sidecar(s).freeze()),
           Map.entry("thaw", (c, s) -> c.sidecar(s).thaw()),
@@ -387,11 +387,12 @@ final class ContractCase implements AutoCloseable {
     TestSidecar.eventually("withheld", within(s), () -> relay.withheld.get() >= s.number("lines"));
   }
 
-  /** This process stands still, and all its threads. */
-  static void stop(long time) throws IOException, InterruptedException {
-    long pid = ProcessHandle.current().pid();
-    String command = "kill -STOP " + pid + "; sleep " + time / 1000.0 + "; kill -CONT " + pid;
-    assertEquals(0, new ProcessBuilder("sh", "-c", command).start().waitFor());
+  private static void stop(ContractCase c, Json s) throws IOException, InterruptedException {
+    Process stops = TestSidecar.stopThisProcess(s.number("time"));
+    while (s.has("hold") && stops.isAlive()) {
+      c.hold(s).check();
+    }
+    assertEquals(0, stops.waitFor());
   }
 
   private static void look(Json s, Hold hold) {

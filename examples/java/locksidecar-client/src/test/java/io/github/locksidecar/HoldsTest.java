@@ -1,8 +1,10 @@
 package io.github.locksidecar;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.fail;
 
 import java.time.Duration;
 import java.util.ArrayList;
@@ -10,6 +12,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Function;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -264,6 +267,34 @@ class HoldsTest {
     nano.addAndGet(S);
     news(now(), 9 * S);
     assertEquals("SIDECAR_SILENT", holds.problem(h).lostReason());
+  }
+
+  /** This process stood still past the end, and what was said meanwhile is unread: it is taken before anybody is told of a loss. */
+  @Test
+  void whatStandsUnreadIsNoSilence() {
+    List<Function<Held, Boolean>> asks =
+        List.of(h -> holds.check(h) == null, h -> holds.problem(h) == null, h -> holds.validFor(h) > 0);
+    for (Function<Held, Boolean> ask : asks) {
+      Held h = grant("held", 9 * S, 0);
+      long counted = now() + 5 * S;
+      nano.addAndGet(10 * S);
+      holds.catchUpBy(() -> news(counted, 9 * S));
+      assertTrue(ask.apply(h));
+      validFor(4 * S, h);
+      holds.catchUpBy(() -> {});
+      nano.addAndGet(5 * S);
+      assertFalse(ask.apply(h), "those are over, too");
+
+      h = grant("taken", 9 * S, 0);
+      nano.addAndGet(10 * S);
+      holds.catchUpBy(() -> holds.lost(lost("taken", "FORCED", 0)));
+      assertFalse(ask.apply(h));
+      assertEquals("FORCED", holds.problem(h).lostReason());
+
+      h = grant("valid", 9 * S, 0);
+      holds.catchUpBy(() -> fail("nothing is to be read for a hold that is not over"));
+      assertTrue(ask.apply(h));
+    }
   }
 
   @Test

@@ -208,4 +208,11 @@ public final class TestSidecar implements AutoCloseable {
       throw new AssertionError(e);
     }
   }
+
+  /** This process is about to stand still, and all its threads, for so many milliseconds. */
+  static Process stopThisProcess(long time) throws IOException {
+    long pid = ProcessHandle.current().pid();
+    String command = "sleep 0.2; kill -STOP " + pid + "; sleep " + time / 1000.0 + "; kill -CONT " + pid;
+    return new ProcessBuilder("sh", "-c", command).start();
+  }
 }
