@@ -227,11 +227,25 @@ func (r *contractRun) doStart(s contractStep) error {
 	return nil
 }
 
-// stop stops this process.
+// stop stops this process. With a hold, the app asks about that again and again meanwhile.
 func (r *contractRun) stop(s contractStep) error {
 	pid := os.Getpid()
-	script := fmt.Sprintf("kill -STOP %d; sleep %f; kill -CONT %d", pid, ms(s.Time).Seconds(), pid)
-	return exec.CommandContext(r.ctx, "sh", "-c", script).Run()
+	script := fmt.Sprintf("sleep 0.2; kill -STOP %d; sleep %f; kill -CONT %d", pid, ms(s.Time).Seconds(), pid)
+	stopped := make(chan error, 1)
+	go func() { stopped <- exec.CommandContext(r.ctx, "sh", "-c", script).Run() }()
+	if s.Hold == "" {
+		return <-stopped
+	}
+	for l := r.holds[s.Hold]; ; {
+		if err := l.Err(); err != nil {
+			return errors.Join(err, <-stopped)
+		}
+		select {
+		case err := <-stopped:
+			return err
+		default:
+		}
+	}
 }
 
 func (r *contractRun) pause(s contractStep) error {

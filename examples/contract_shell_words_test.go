@@ -41,6 +41,8 @@ var notInShell = map[string]string{
 	"queued-killed":  noQueue,
 	"reentrant":      noReentry,
 	"refused":        noQueue,
+	"renewed":        noStop,
+	"renewed-unread": noStop,
 	"shared":         noReentry,
 	"stopped":        noStop,
 	"stopped-unread": noStop,

@@ -346,7 +346,11 @@ final class Run
     private function stepStop(array $step): void
     {
         $pid = getmypid();
-        exec("kill -STOP $pid; sleep {$this->seconds($step, 'time')}; kill -CONT $pid");
+        $stops = proc_open("sleep 0.2; kill -STOP $pid; sleep {$this->seconds($step, 'time')}; kill -CONT $pid", [], $pipes);
+        while (isset($step['hold']) && proc_get_status($stops)['running']) {
+            $this->holds[$step['hold']]->check();
+        }
+        proc_close($stops);
     }
 
     private function stepFreeze(array $step): void
@@ -444,7 +448,7 @@ foreach (glob(__DIR__ . '/../../contract/*.json') as $file) {
         'shared' => stores(),
         'mysql' => array_intersect_key(stores(), ['mysql' => true]),
     };
-    if (array_diff($case['needs'] ?? [], ['fork', 'stop', 'detach']) !== []) {
+    if (array_diff($case['needs'] ?? [], ['fork', 'stop', 'detach', 'unread']) !== []) {
         $tests[basename($file)] = fn() => throw new Skipped('this runner has no ' . implode(' and no ', $case['needs']));
         continue;
     }

@@ -215,7 +215,10 @@ class Run
 
   # All of this process stands still.
   def step_stop(step)
-    system("kill -STOP #{Process.pid}; sleep #{step["time"] / 1e3}; kill -CONT #{Process.pid}")
+    stops = spawn("sleep 0.2; kill -STOP #{Process.pid}; sleep #{step["time"] / 1e3}; kill -CONT #{Process.pid}")
+    hold = @holds[step["hold"]]
+    hold.check until hold.nil? || Process.wait(stops, Process::WNOHANG)
+    Process.wait(stops) unless hold
   end
 
   def step_fork(step)
@@ -285,7 +288,7 @@ tests = Dir[File.expand_path("../../contract/*.json", __dir__)].sort.flat_map do
            when "shared" then STORES.to_a
            when "mysql" then STORES.slice("mysql").to_a
            end
-  if (spec["needs"] || []).difference(%w[fork stop detach queue sessions]).any?
+  if (spec["needs"] || []).difference(%w[fork stop detach queue sessions unread]).any?
     [[File.basename(file), -> { raise Skipped, "this runner has no #{spec["needs"].join(" and no ")}" }]]
   elsif stores.empty?
     [[File.basename(file), -> { raise Skipped, "needs a store (#{spec["store"]}) that the environment does not name" }]]

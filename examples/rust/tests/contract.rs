@@ -6,10 +6,11 @@ mod support;
 use locksidecar::{Acquire, Client, Detached, Error, Held, Kind, Leader};
 use std::collections::HashMap;
 use std::fs;
+use std::process::Command;
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use support::{block_on, eventually, http, path, stores, tap, test, Json, Sidecar, PATIENCE};
+use support::{block_on, eventually, http, path, stores, tap_alone, test, Json, Sidecar, PATIENCE};
 
 type Noted = Arc<Mutex<HashMap<String, Instant>>>;
 
@@ -216,6 +217,15 @@ impl Run {
                 self.watches.insert(text("watch").into(), told);
             }
             "told" => eventually("it is told", within(step), || self.watches[text("watch")].try_iter().any(|leader| self.leads(step, &leader))),
+            "stop" => {
+                let (pid, seconds) = (std::process::id(), step.get("time").number() / 1e3);
+                let script = format!("sleep 0.2; kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}");
+                let mut stops = Command::new("sh").args(["-c", &script]).spawn().unwrap();
+                while step.get("hold").is_some() && stops.try_wait().unwrap().is_none() {
+                    hold().check().unwrap();
+                }
+                assert!(stops.wait().unwrap().success());
+            }
             "pause" => thread::sleep(milliseconds(step, "time").unwrap()),
             other => panic!("this runner does not know the step {other}"),
         }
@@ -355,7 +365,7 @@ fn main() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../contract");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).filter(|f| f.extension().is_some_and(|e| e == "json")).collect();
     files.sort();
-    let mut tests = Vec::new();
+    let (mut tests, mut alone) = (Vec::new(), Vec::new());
     for file in files {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
         let case = Json::parse(&fs::read_to_string(&file).unwrap()).unwrap_or_else(|| panic!("{name} is no JSON"));
@@ -368,14 +378,17 @@ fn main() {
         if chosen.is_empty() {
             tests.push(test(&format!("{name} # SKIP needs a store that the environment does not name"), || {}));
         }
-        if let Some(needs) = case.get("needs").items().iter().find(|n| !["detach", "queue", "sessions"].contains(&n.text())) {
+        if let Some(needs) = case.get("needs").items().iter().find(|n| !["detach", "queue", "sessions", "stop", "unread"].contains(&n.text())) {
             tests.push(test(&format!("{name} # SKIP this runner has no {}", needs.text()), || {}));
             continue;
         }
         for (store, url) in chosen {
             let case = case.clone();
-            tests.push(test(&format!("{name} on {store}"), move || Run::default().all(&case, &url)));
+            let stops = case.get("needs").items().iter().any(|n| n.text() == "stop");
+            let run = test(&format!("{name} on {store}"), move || Run::default().all(&case, &url));
+            let list = if stops { &mut alone } else { &mut tests };
+            list.push(run);
         }
     }
-    tap(tests);
+    tap_alone(tests, alone);
 }

@@ -27,9 +27,26 @@ pub type Test = (String, Box<dyn Fn() + Send + Sync>);
 
 /// Runs tests, a few beside each other: most of what they do is to wait.
 pub fn tap(tests: Vec<Test>) {
+    tap_alone(tests, Vec::new());
+}
+
+/// The same, and then others, one by one.
+pub fn tap_alone(mut tests: Vec<Test>, alone: Vec<Test>) {
+    let beside = tests.len();
+    tests.extend(alone);
     let (next, bad) = (AtomicU32::new(0), Mutex::new(false));
+    run(&tests[..beside], 4, &next, &bad);
+    next.store(beside as u32, Ordering::SeqCst);
+    run(&tests, 1, &next, &bad);
+    println!("1..{}", tests.len());
+    if *bad.lock().unwrap() {
+        std::process::exit(1);
+    }
+}
+
+fn run(tests: &[Test], threads: usize, next: &AtomicU32, bad: &Mutex<bool>) {
     thread::scope(|scope| {
-        for _ in 0..4 {
+        for _ in 0..threads {
             scope.spawn(|| loop {
                 let number = next.fetch_add(1, Ordering::SeqCst) as usize;
                 let Some((name, test)) = tests.get(number) else { return };
@@ -47,10 +64,6 @@ pub fn tap(tests: Vec<Test>) {
             });
         }
     });
-    println!("1..{}", tests.len());
-    if *bad.lock().unwrap() {
-        std::process::exit(1);
-    }
 }
 
 pub fn test(name: &str, test: impl Fn() + Send + Sync + 'static) -> Test {
