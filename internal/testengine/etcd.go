@@ -43,6 +43,9 @@ func startEtcd(ctx context.Context, m machine, ports []int) (Server, error) {
 			// A busy machine lets members wait for each other.
 			"--heartbeat-interval", "200", "--election-timeout", "2000",
 		}
+		if !onDisk { // programs that measure leave it as it is
+			args = append([]string{"env", fmt.Sprint("GOGC=", gcPercent)}, args...)
+		}
 		n.argv = func(context.Context) ([]string, error) { return args, nil }
 		s.nodes = append(s.nodes, n)
 		all = append(all, n.Addr())
