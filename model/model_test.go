@@ -313,8 +313,8 @@ func (m *checked) compiled(t *testing.T, spin, gcc []string) (path string) {
 
 // versions are those of the programs that make programs of models.
 var versions = sync.OnceValue(func() string {
-	spin, _ := exec.Command("spin", "-V").CombinedOutput()      //nolint:noctx // soon over
-	gcc, _ := exec.Command("gcc", "--version").CombinedOutput() //nolint:noctx // soon over
+	spin, _ := exec.Command("spin", "-V").CombinedOutput()
+	gcc, _ := exec.Command("gcc", "--version").CombinedOutput()
 	return string(spin) + string(gcc)
 })
 
