@@ -223,7 +223,7 @@ func TestAttackOnANeighbour(t *testing.T) {
 	other := *n
 	other.socket, other.sockets = elsewhere(t), t.TempDir()
 	hostile := []string{n.pod("hostile-1", "shop/hostile"), n.pod("hostile-2", "shop/hostile")}
-	const most, times, pairs = 5, 6, 200
+	const most, times, pairs = 5, 6, 100
 	for _, account := range []string{"shop/orders", "bank/ledger"} {
 		p, in := n.app(n.pod("neighbour", account), "pairs")
 		under := func(of *testNode) time.Duration {
@@ -233,7 +233,7 @@ func TestAttackOnANeighbour(t *testing.T) {
 				attackers = append(attackers, attacker)
 			}
 			for _, attacker := range attackers {
-				eventually(t, "it has what it can have", func() bool { return strings.Count(attacker.out.String(), "\n") > 2 })
+				eventually(t, "it has what it can have", func() bool { return strings.Count(attacker.out.String(), "\n") > 0 })
 			}
 			took := measured(t, p, in, "mine", pairs)
 			for _, attacker := range attackers {
@@ -260,30 +260,35 @@ func TestAttackOnANeighbour(t *testing.T) {
 }
 
 // TestConnectsUnderAttack: pods that connect as fast as they can, in whatever way, do not keep a neighbour from new
-// connections, in their namespace and in another one: 100 sessions with a lock each are done within a minute. With one
-// socket for all the first is not.
+// connections, in their namespace and in another one: 50 sessions with a lock each are done within half a minute, while
+// the others do as much. With one socket for all the first is not.
 func TestConnectsUnderAttack(t *testing.T) {
+	const sessions = 50
 	n := newTestNode(t)
 	n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis), "--allow-service-account", "*/*", "--max-connections-per-uid", "64",
 		"--max-sessions-per-service-account", "90", "--max-holds-per-service-account", "5000", "--max-in-flight-per-service-account", "500")...)
-	neighbours := make(map[string]func() time.Duration)
+	neighbours := make(map[string]func() func() time.Duration)
 	for _, account := range []string{"shop/orders", "bank/ledger"} {
 		p, in := n.app(n.pod("neighbour", account), "connects")
 		measured(t, p, in, "mine", 5)
-		neighbours[account] = func() time.Duration { return measured(t, p, in, "mine", 100) }
+		neighbours[account] = func() func() time.Duration { return measure(t, p, in, "mine", sessions) }
 	}
 	for _, how := range []string{"attack", "storm"} {
 		for i := range 2 {
 			attacker, _ := n.app(n.pod(fmt.Sprint(how, i), "shop/hostile"), how)
-			eventually(t, "it attacks", func() bool { return strings.Count(attacker.out.String(), "\n") > 2 })
+			eventually(t, "it attacks", func() bool { return strings.Count(attacker.out.String(), "\n") > 0 })
 		}
 	}
-	for account, measured := range neighbours {
-		begin := time.Now()
-		took := measured()
+	begin := time.Now()
+	medians := make(map[string]func() time.Duration)
+	for account, start := range neighbours { // both at once, and the attack need not last twice as long
+		medians[account] = start()
+	}
+	for account, median := range medians {
+		took := median()
 		all := time.Since(begin)
-		t.Logf("%s: 100 sessions with a lock each took %s, the median %s", account, all, took)
-		if all > time.Minute {
+		t.Logf("%s: %d sessions with a lock each took %s, the median %s", account, sessions, all, took)
+		if all > 30*time.Second {
 			t.Errorf("%s: too long", account)
 		}
 	}
