@@ -51,7 +51,7 @@ var house = []room{
 	{path: "backends/zklock/zksession", may: "lock", test: "internal/testengine"},
 	{path: "backends/zklock", may: "lock internal/secretfile backends/leasekit backends/storeurl backends/zklock/zksession", test: "arbiter backends/backendtest internal/faultproxy internal/testengine internal/javatest"},
 	{path: "backends/caslock", may: "lock backends/leasekit backends/queue", test: "backends/backendtest arbiter"},
-	{path: "backends/caslock/etcd", may: "lock internal/protofields internal/secretfile backends/storeurl backends/caslock", test: "backends/backendtest backends/backendtest/served internal/testengine"},
+	{path: "backends/caslock/etcd", may: "lock internal/protofields internal/secretfile backends/storeurl backends/caslock", test: "arbiter backends/backendtest backends/backendtest/served internal/testengine"},
 	{path: "backends/sqllock", may: "lock backends/leasekit backends/queue backends/storeurl"},
 	{path: "backends/sqllock/mysql", may: "lock backends/storeurl backends/sqllock", test: "arbiter backends/backendtest backends/backendtest/served backends/leasekit internal/testengine"},
 	{path: "backends/sqllock/postgres", may: "lock backends/storeurl backends/sqllock", test: "backends/backendtest backends/backendtest/served internal/testengine"},
