@@ -303,3 +303,30 @@ func TestUnsureReleaseIsNotGuessed(t *testing.T) {
 		t.Errorf("%+v, %v: the lease has %q after %q, in version %d after %d", w, err, after.Value, before.Value, after.Version, before.Version)
 	}
 }
+
+// A grant is taken back, and its request waits then. A push of that grant is not enough to have the lock; one of the next grant is.
+func TestPushOfWhatWasTakenBack(t *testing.T) {
+	m := newMemory()
+	b, kit, _, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	q := request("r")
+	a := l.asks(q)
+	o := &op{kind: opAsk, id: string(q.ID), lease: l.id, place: place{ID: string(q.ID), Lease: l.id, Mode: q.Mode}}
+	if b.submit("r", o); o.err != nil || o.queued || o.version <= a.above {
+		t.Fatalf("%v; it waits: %t; version %d, asked after %d", o.err, o.queued, o.version, a.above)
+	}
+	if err := l.takeBack("r", a, o); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) > 0 {
+		t.Errorf("it was taken back: %+v, %v", st, err)
+	}
+	l.answered(a, &op{queued: true})
+	ref := leasekit.Ref{Resource: "r", ID: q.ID}
+	if l.grantedByPush(ref, o.version) {
+		t.Error("broken law: a late push of it is enough, though others may have the lock")
+	}
+	if !l.grantedByPush(ref, o.version+1) {
+		t.Error("a push of the next grant is not enough")
+	}
+}
