@@ -19,15 +19,15 @@ func writesHead(x Txn, r lock.Resource) bool {
 	return slices.ContainsFunc(x.Then, func(w Write) bool { return w.Key == headKey(r) })
 }
 
-// backTo has a store go back to a backup, and gives the last grant before that, of the lock "r", which nobody has then.
-func backTo(t *testing.T, m *memory, b *Backend, l lock.Lease) lock.Grant {
+// backTo gives what has a store go back to a backup, and the last grant before that, of the lock "r", which nobody has then.
+func backTo(t *testing.T, m *memory, b *Backend, l lock.Lease) (g lock.Grant, restore func()) {
 	t.Helper()
 	first, second := request("r"), request("r")
 	mustHave(t, l, first)
 	if err := l.Release(t.Context(), "r", first.ID); err != nil {
 		t.Fatal(err)
 	}
-	restore := m.backup()
+	restore = m.backup()
 	m.mu.Lock()
 	m.revision += 1000
 	m.mu.Unlock()
@@ -38,9 +38,8 @@ func backTo(t *testing.T, m *memory, b *Backend, l lock.Lease) lock.Grant {
 	if err := l.Release(t.Context(), "r", second.ID); err != nil {
 		t.Fatal(err)
 	}
-	restore()
 	b.wall = func() time.Time { return time.Now().Add(time.Minute) } // which these changes would take at least
-	return g
+	return g, restore
 }
 
 // pushAgain tells a lease of an entry when its request waits, or is granted.
@@ -72,11 +71,12 @@ func TestGuessWithoutAnswerAfterABackup(t *testing.T) {
 	m := newMemory()
 	b, kit, r, _ := sidecar(t, m, time.Minute)
 	l := b.leases[string(kit.ID())]
-	before := backTo(t, m, b, kit)
+	before, restore := backTo(t, m, b, kit)
 	q, lost := request("r"), false
 	r.mu.Lock()
 	r.copy = func(x Txn) bool {
 		if !lost && writesHead(x, "r") {
+			restore()
 			lost = m.do(x).Done
 			return true
 		}
@@ -207,23 +207,33 @@ func TestGuessAtAnotherServer(t *testing.T) {
 	r.mu.Lock()
 	r.copy = func(x Txn) bool {
 		if writesHead(x, "r") && slices.ContainsFunc(x.Then, func(w Write) bool { return !w.Delete && strings.HasPrefix(w.Key, entriesOf(l.id)) }) {
-			grants++
+			if grants++; grants == 1 { // on its way there
+				m.mu.Lock()
+				m.server = "another"
+				m.revision += 1000
+				m.mu.Unlock()
+			}
 		}
 		return false
 	}
 	r.mu.Unlock()
-	m.mu.Lock()
-	m.server = "another"
-	m.revision += 1000
-	m.mu.Unlock()
 	q := request("r")
-	if a, err := l.Ask(t.Context(), q); err != nil || !a.Granted || grants != 2 {
+	a, err := l.Ask(t.Context(), q)
+	r.mu.Lock()
+	if err != nil || !a.Granted || grants < 2 {
 		t.Errorf("%+v, %v, after %d grants", a, err, grants)
 	}
+	r.mu.Unlock()
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if _, known := l.soles["warm"]; known || len(l.soles) != 1 {
 		t.Errorf("of holds beside which there is nobody it is known: %v", l.soles)
+	}
+	b.mu.Unlock()
+	b.fell()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(l.soles) > 0 || b.base.version > 0 {
+		t.Errorf("after a backup it is known where fences begin, at %d, and of holds: %v", b.base.version, l.soles)
 	}
 }
 
@@ -245,9 +255,21 @@ func TestGrantedByTheWay(t *testing.T) {
 		t.Fatalf("%+v, %v", st, err)
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if len(l.soles) > 0 {
 		t.Errorf("its release would be guessed: %v", l.soles)
+	}
+	b.mu.Unlock()
+
+	s := newState("r", head{Mode: lock.Exclusive, Holders: 1}, 0, 0, nil)
+	o := &op{kind: opAsk, id: "asked again", lease: l.id}
+	granted := &member{place: place{ID: o.id, Lease: l.id, granted: granted{From: 1}}, seq: 1}
+	s.members[o.names()] = granted
+	s.write(granted)
+	if s.sole([]*op{o}) != nil {
+		t.Error("nor is one that was granted where who waits has asked again")
+	}
+	if o.came = true; s.sole([]*op{o}) != granted {
+		t.Error("one that has come now is not known")
 	}
 }
 

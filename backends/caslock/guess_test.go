@@ -220,7 +220,7 @@ func TestReleaseOfWhatIsNotAlone(t *testing.T) {
 		_, marked := m.kvs[forcedKey(string(kit.ID()), "f", string(forced.ID))]
 		return marked
 	})
-	if err := errors.Join(kit.Release(t.Context(), "f", forced.ID), <-ended); err != nil {
+	if err := errors.Join(kit.Downgrade(t.Context(), "f", forced.ID), kit.Release(t.Context(), "f", forced.ID), <-ended); err != nil {
 		t.Fatal(err)
 	}
 	m.mu.Lock()
@@ -236,7 +236,7 @@ func TestReleaseOfWhatIsNotAlone(t *testing.T) {
 // lease asks again that its sidecar does not notice. Its fence is larger than that of the other one all the same.
 func TestGuessAfterANewStart(t *testing.T) {
 	m := newMemory()
-	b, kit, _, _ := sidecar(t, m, time.Minute)
+	b, kit, r, _ := sidecar(t, m, time.Minute)
 	o, other, _, _ := sidecar(t, m, time.Minute)
 	first, theirs, mine := request("r"), request("r"), request("r")
 	mustHave(t, kit, first)
@@ -250,6 +250,7 @@ func TestGuessAfterANewStart(t *testing.T) {
 	if _, err := other.Heartbeat(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	r.mu.Lock() // none of its requests arrives now
 	restore()
 	o.wall = func() time.Time { return time.Now().Add(time.Hour) }
 	theirs.MinHold = time.Millisecond // so it reads where fences begin
@@ -269,6 +270,7 @@ func TestGuessAfterANewStart(t *testing.T) {
 	m.mu.Lock()
 	m.revision += 100
 	m.mu.Unlock()
+	r.mu.Unlock()
 	if b.fallen() > 0 {
 		t.Fatal("the sidecar has noticed it")
 	}
@@ -299,7 +301,16 @@ func guessAfterABackup(t *testing.T, taken bool) {
 		}
 	}()
 	_, other, _, _ := sidecar(t, m, time.Minute)
-	before := backTo(t, m, b, kit)
+	before, restore := backTo(t, m, b, kit)
+	back := sync.OnceFunc(restore)
+	c.road.mu.Lock()
+	c.road.copy = func(x Txn) bool {
+		if writesHead(x, "r") {
+			back() // so nothing else shows it before
+		}
+		return false
+	}
+	c.road.mu.Unlock()
 	l := b.leases[string(kit.ID())]
 	grants, theirs := 0, request("r")
 	var first KV // the entry that was written
