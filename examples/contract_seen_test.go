@@ -236,7 +236,7 @@ func (r *contractRun) stop(s contractStep) error {
 	if s.Hold == "" {
 		return <-stopped
 	}
-	for l := r.holds[s.Hold]; ; {
+	for l := r.holds[s.Hold].lock; ; {
 		if err := l.Err(); err != nil {
 			return errors.Join(err, <-stopped)
 		}

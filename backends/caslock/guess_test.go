@@ -303,14 +303,14 @@ func guessAfterABackup(t *testing.T, taken bool) {
 	_, other, _, _ := sidecar(t, m, time.Minute)
 	before, restore := backTo(t, m, b, kit)
 	back := sync.OnceFunc(restore)
-	c.road.mu.Lock()
-	c.road.copy = func(x Txn) bool {
+	c.mu.Lock()
+	c.copy = func(x Txn) bool {
 		if writesHead(x, "r") {
 			back() // so nothing else shows it before
 		}
 		return false
 	}
-	c.road.mu.Unlock()
+	c.mu.Unlock()
 	l := b.leases[string(kit.ID())]
 	grants, theirs := 0, request("r")
 	var first KV // the entry that was written

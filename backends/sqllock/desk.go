@@ -215,6 +215,8 @@ func (o *op) fail(err error) {
 
 // carryOut carries out a batch. What is to be tried again is given back, with the
 // error that was the reason.
+//
+//nolint:contextcheck,nolintlint // a batch is of many requests, and has the backend's context; contextcheck reads this, and nolintlint does not see it
 func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 	ctx := context.WithValue(b.background, lock.FromKey{}, ops[0].from)
 	wait := !d.frozen && b.mayWait(ctx)

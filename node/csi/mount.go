@@ -59,7 +59,7 @@ func (d dir) identity() (identity, error) {
 // mounted tells whether something is mounted at a name in this folder, and whether that is the folder with this identity.
 // It follows no link. It does not ask the file system that is mounted there, unless that is the folder's own: one of another
 // driver may not answer, or not root.
-func (d dir) mounted(name string, folder identity) (any, it bool, err error) {
+func (d dir) mounted(name string, folder identity) (some, it bool, err error) {
 	s, err := d.statx(name, 0) // the kernel itself tells the device, and that it is a mount
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
