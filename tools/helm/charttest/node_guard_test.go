@@ -17,6 +17,11 @@ func TestNodeGuard(t *testing.T) {
 	agentsFolder := func(p *corev1.Pod) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/run/locksidecar-node"}}})
 	}
+	agentsUser := func(p *corev1.Pod) { p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64(57432))} }
+	agentsUserInside := func(p *corev1.Pod) {
+		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsUser: new(int64(57432))}
+	}
+	anotherUser := func(p *corev1.Pod) { p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64(57433))} }
 	ownVolume := func(p *corev1.Pod) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "own", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "node.locksidecar.io"}}})
 	}
@@ -40,7 +45,13 @@ func TestNodeGuard(t *testing.T) {
 			{name: "has nothing to do with locks", namespace: "locks-plain", pod: `{spec: {containers: [{name: app, image: app}]}}`, volume: otherVolume, free: true},
 			{name: "of an excluded namespace", namespace: "kube-system", pod: `{spec: {containers: [{name: app, image: app}]}}`, volume: ownVolume, free: true},
 		} {
-			for what, change := range map[string]func(*corev1.Pod){"may not have hostPID": hostPID, "may not have a hostPath that leads to": agentsFolder, "": func(*corev1.Pod) {}} {
+			for what, change := range map[string]func(*corev1.Pod){
+				"may not have hostPID":                  hostPID,
+				"may not have a hostPath that leads to": agentsFolder,
+				"may not have runAsUser":                agentsUser,
+				"may not have runAsUser 57432":          agentsUserInside,
+				"":                                      anotherUser,
+			} {
 				pod := parsePod(t, c.pod)
 				change(pod)
 				if c.volume != nil {

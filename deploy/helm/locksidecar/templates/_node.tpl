@@ -88,6 +88,7 @@ other one, or as the agent. Without leading, doubled and empty parts a path is c
 folder above one of ours has it, too.
 */}}
 {{- define "locksidecar.nodeGuard" -}}
+{{- $agent := (include "locksidecar.nodeSettings" . | fromYaml).runAsUser | int64 -}}
 - expression: "!(has(object.spec.hostPID) && object.spec.hostPID)"
   message: "pods that take locks, or are of a namespace that does, may not have hostPID: with it a pod could act as another one"
 - expression: >-
@@ -95,6 +96,11 @@ folder above one of ours has it, too.
     .all(p, p != '' && {{ list (include "locksidecar.nodeFolder" . | trimPrefix "/") (printf "var%s" (include "locksidecar.nodeFolder" .)) "sys/fs/cgroup" "proc" (trimPrefix "/" .Values.node.kubeletFolder) | toJson }}
       .all(q, q != p && !q.startsWith(p + '/') && !p.startsWith(q + '/')))
   message: "pods that take locks, or are of a namespace that does, may not have a hostPath that leads to {{ include "locksidecar.nodeFolder" . }}, /sys/fs/cgroup, /proc or the kubelet's folder: with it a pod could act as another one"
+- expression: >-
+    !(has(object.spec.securityContext) && has(object.spec.securityContext.runAsUser) && object.spec.securityContext.runAsUser == {{ $agent }})
+    && (object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : []))
+      .all(c, !(has(c.securityContext) && has(c.securityContext.runAsUser) && c.securityContext.runAsUser == {{ $agent }}))
+  message: "pods that take locks, or are of a namespace that does, may not have runAsUser {{ $agent }}: that is the agent's user, and the kernel counts much of what a process may have by user"
 {{- end -}}
 
 {{/* The service account of the pod of helm test, with mode: node. It is there during the test only, and may take locks. */}}
