@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -305,9 +306,16 @@ func TestFloodLeavesOthers(t *testing.T) {
 // TestStackOfARequest: a request that is on its way while the store is silent has a stack of 8 KiB. The next size would be twice
 // as large, for each of thousands.
 func TestStackOfARequest(t *testing.T) {
+	t.Run("without traces", func(t *testing.T) { testStackOfARequest(t) })
+	t.Run("with traces", func(t *testing.T) { // which nobody takes
+		testStackOfARequest(t, "OTEL_TRACES_EXPORTER=otlp", "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:9")
+	})
+}
+
+func testStackOfARequest(t *testing.T, env ...string) {
 	const many, most = 1000, 10 << 10
 	server := testengine.New(t, testengine.Redis)
-	side := serveProgram(t, "--store", storeURL(server), "--ttl", "10m", "--http-addr", "127.0.0.1:0")
+	side := serveIn(t, env, filepath.Join(socketDir(t), "s"), "--store", storeURL(server), "--ttl", "10m", "--http-addr", "127.0.0.1:0")
 	f := &flood{t: t, socket: side.socket}
 	own := linesTo(t, side.socket)
 	own.say(`{"requestId":"1","acquire":{"resource":"own","wait":"60s"}}`)

@@ -227,7 +227,13 @@ func serveProgram(t *testing.T, args ...string) *sidecarProgram {
 
 func serveAt(t *testing.T, socket string, args ...string) *sidecarProgram {
 	t.Helper()
-	p := launch(t, nil, binary, append([]string{"serve", "--socket", socket}, args...)...)
+	return serveIn(t, nil, socket, args...)
+}
+
+// serveIn is serveAt with more environment variables.
+func serveIn(t *testing.T, env []string, socket string, args ...string) *sidecarProgram {
+	t.Helper()
+	p := launch(t, env, binary, append([]string{"serve", "--socket", socket}, args...)...)
 	eventually(t, "the sidecar serves", func() bool {
 		select {
 		case <-p.exited:

@@ -100,6 +100,12 @@ type tracedLease struct {
 	waits sync.Map // of the spans of requests that wait, by their ids
 }
 
+// TellsBlocking implements lock.Prompt.
+func (l *tracedLease) TellsBlocking() bool { return lock.TellsBlocking(l.Lease) }
+
+// IsNear implements lock.Near.
+func (l *tracedLease) IsNear() bool { return lock.IsNear(l.Lease) }
+
 // TellsContended implements lock.Contender.
 func (l *tracedLease) TellsContended() bool { return lock.TellsContended(l.Lease) }
 
@@ -129,24 +135,35 @@ func (l *tracedLease) Describe(ctx context.Context, r lock.Resource, id lock.Hol
 
 // Acquire has one span for a request, however often it waits.
 func (l *tracedLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, error) {
-	var span trace.Span
-	if begun, waits := l.waits.LoadAndDelete(q.ID); waits {
-		span = begun.(trace.Span)
-		ctx = trace.ContextWithSpan(ctx, span)
-	} else {
-		ctx, span = l.t.client(ctx, "store acquire",
-			attrResource.String(string(q.Resource)), attrMode.String(q.Mode.String()), attrTry.Bool(q.Try))
-	}
+	ctx, span := l.begin(ctx, &q)
 	g, err := l.Lease.Acquire(ctx, q)
+	l.end(q.ID, span, &g, err)
+	return g, err
+}
+
+// begin gives the span of a request. It is a function of its own, as end is, so that what it needs does not stand on the stack for as
+// long as the store is silent.
+//
+//go:noinline
+func (l *tracedLease) begin(ctx context.Context, q *lock.Request) (context.Context, trace.Span) {
+	if begun, waits := l.waits.LoadAndDelete(q.ID); waits {
+		span := begun.(trace.Span)
+		return trace.ContextWithSpan(ctx, span), span
+	}
+	return l.t.client(ctx, "store acquire",
+		attrResource.String(string(q.Resource)), attrMode.String(q.Mode.String()), attrTry.Bool(q.Try))
+}
+
+//go:noinline
+func (l *tracedLease) end(id lock.HoldID, span trace.Span, g *lock.Grant, err error) {
 	if errors.Is(err, lock.ErrWaiting) {
-		l.waits.Store(q.ID, span)
-		return g, err
+		l.waits.Store(id, span)
+		return
 	}
 	if err == nil {
 		span.SetAttributes(attrFence.Int64(int64(g.Fence)))
 	}
 	finish(span, err)
-	return g, err
 }
 
 func (l *tracedLease) Release(ctx context.Context, r lock.Resource, id lock.HoldID) error {
