@@ -93,7 +93,10 @@ def running_task() -> asyncio.Task[object] | None:
 
 
 def current_task() -> asyncio.Task[object]:
-    task = running_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        task = None
     if task is None:
         raise RuntimeError(_NO_TASK)
     return task

@@ -27,8 +27,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 # What the sidecar says most, after the number of the request, in its own words: a grant of one resource without anything
 # special, and a release. To find the words in it takes a third of the time of JSON, which is for all else.
 PLAIN_GRANT = re.compile(
-    rb'granted":\{"lockId":"([!#-\[\]-~]+)","resource":"([ !#-\[\]-~]*)","mode":"(EXCLUSIVE|SHARED)","fence":"([0-9]+)",'
-    rb'"validFor":"([0-9.]+)s","count":[0-9]+,"countedAt":"([0-9.]+)s","parts":\[\]\}\}\n'
+    r'granted":\{"lockId":"([!#-\[\]-~]+)","resource":"([ !#-\[\]-~]*)","mode":"(EXCLUSIVE|SHARED)","fence":"([0-9]+)",'
+    r'"validFor":"([0-9.]+)s","count":[0-9]+,"countedAt":"([0-9.]+)s","parts":\[\]\}\}\n'
 )
 PLAIN_RELEASE = b'released":{"count":0}}\n'
 RELEASED: Mapping[str, Any] = MappingProxyType({"released": {"count": 0}})
@@ -68,10 +68,9 @@ class Call:
         self,
         kind: str,
         body: Mapping[str, Any] = NOTHING,
-        *,
-        rest: bytes = b"",
         wanted: Wanted | None = None,
         about: Hold | None = None,
+        rest: bytes = b"",
     ) -> None:
         self.kind = kind
         self.body = body
@@ -108,4 +107,4 @@ def release_of(entry: Call) -> Call:
     hold = entry.hold
     assert hold is not None
     rest = f'release":{{"lockId":{quoted(hold.lock_id)},"requestId":"release {entry.id}"}}}}\n'
-    return Call("release", rest=rest.encode(), about=hold)
+    return Call("release", NOTHING, None, hold, rest.encode())

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from ._call import Call
-from ._core import Core
+from ._core import AT_ONCE, Core
 from ._holds import MAX_LOOK
 from ._errors import LockLost, LockSidecarError, SessionClosed, SidecarGone, SidecarSilent
 from ._reading import PAUSE, Reading, readable, ready
@@ -36,7 +36,9 @@ STORE_LIMIT = 2.0
 PATIENCE = 3.0
 _OPEN_TIMEOUT = 5.0
 _MOST = (65536,)
-_AT_ONCE = (socket.MSG_DONTWAIT,)
+
+
+IN_THE_MIDDLE = "this signal handler has interrupted a request of its own thread: ask in another thread"
 
 
 class Connection:
@@ -166,7 +168,7 @@ class Connection:
     def _receive_now(self) -> bytes:
         """Read what is there into the inbox, in one step for signals. The mutex is held, and the turn where callers read."""
         inbox = self.core.inbox
-        inbox.extend(map(self._in.recv, _MOST, _AT_ONCE))
+        inbox.extend(map(self._in.recv, _MOST, AT_ONCE))
         return inbox[-1]
 
     def _pump(self, timeout: float | None) -> None:
@@ -193,6 +195,9 @@ class Connection:
     def _read_own(self, call: Call) -> None:
         """Read the answer to a call, if callers read and it comes soon. What else comes the thread takes."""
         reading, core = self._reading, self.core
+        if not reading.left or reading.loops or reading.bell.rung or len(core.calls) != 1:
+            reading.call()
+            return
         reading.turns += 1
         with reading.turn:
             if reading.left:
@@ -256,7 +261,7 @@ class Connection:
             try:
                 # In one step for signals: what was sent is noted, whatever interrupts.
                 if sent < len(data):
-                    written.extend(map(self._out.send, (memoryview(data)[sent:] if sent else data,), _AT_ONCE))
+                    written.extend(map(self._out.send, (memoryview(data)[sent:] if sent else data,), AT_ONCE))
                 if written == [len(data)] or sent == len(data):
                     core.outbox = b"", [], queued
                     return False
@@ -289,7 +294,7 @@ class Connection:
     def _post(self, call: Call) -> None:
         """Send a request. RuntimeError: a signal handler has interrupted another of its own thread."""
         if self.mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError("this signal handler has interrupted a request of its own thread: ask in another thread")
+            raise RuntimeError(IN_THE_MIDDLE)
         with self.mutex:
             self.core.post(call)
             self._flush()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ._aio import AsyncLostEvent, Canceller, running_task
+from ._call import RELEASED
 from ._errors import LockLost, LockSidecarError, NotHolder, SidecarGone
 from ._hold import Hold, LostEvent
 from ._model import Detached, Guard, Mode, Part, Seconds, given_seconds, given_text, given_ttl
@@ -196,7 +197,7 @@ class Held(_Held):
         if call is None:
             return session.release_elsewhere(entry)
         if self._noted is not None:
-            self._noted.remove(self)
+            self._noted.drop(self)
         return session.released(call)
 
     def downgrade(self) -> None:
@@ -252,11 +253,12 @@ class Held(_Held):
 class AsyncHeld(_Held):
     """A lock that a task holds. `async with await lock.acquire_async() as held:` releases it."""
 
-    def __init__(self, session: Session, entry: Call, who: object) -> None:
+    _lost: AsyncLostEvent | None = None  # made for who asks
+    _canceller: Canceller | None = None
+
+    def __init__(self, session: Session, entry: Call, who: asyncio.Task[object]) -> None:
         super().__init__(session, entry, who)
-        self._home = asyncio.get_running_loop()
-        self._lost: AsyncLostEvent | None = None  # made for who asks
-        self._canceller: Canceller | None = None
+        self._home = who.get_loop()
 
     def _cancel_on_lost(self) -> None:
         self._canceller = Canceller(self._hold)
@@ -281,10 +283,12 @@ class AsyncHeld(_Held):
             call = self._session.send_release(self._entry)
             if call is None:
                 return self._session.release_elsewhere(self._entry)
+            if self._session.read_at_once(call, asyncio.get_running_loop()) and call.answer is RELEASED:
+                return 0
             return await self._session.released_async(call)
         finally:
-            if self._released:
-                self._forget()
+            if self._lost is not None and self._released:
+                self._lost.forget()
 
     async def downgrade(self) -> None:
         """Turn writing into reading without letting go."""

@@ -13,7 +13,7 @@ from ._call import NOTHING, PLAIN_GRANT, Call
 from ._clock import SidecarClock, boot_time
 from ._errors import LockLost
 from ._hold import Hold
-from ._model import MODES, Part, seconds
+from ._model import MODES, Part, Wanted, seconds
 
 # How long the sidecar may take at most to say that max_hold is over, see Hold.silent_at.
 _MAX_SLACK = 0.25
@@ -21,7 +21,6 @@ _MAX_SLACK = 0.25
 MAX_LOOK = 1.0
 # So many losses are kept for grants that come after them.
 _MOST_EARLY = 10_000
-_PLAIN_MODES = {mode.encode(): MODES[mode] for mode in MODES}
 
 
 class Holds:
@@ -66,19 +65,18 @@ class Holds:
         self._got(call, hold, until)
         return not call.abandoned
 
-    def granted_plainly(self, call: Call, data: bytes) -> bool:
-        """The same, in fewer steps, where this is the whole line of a grant like most. False: it may be another."""
-        m = PLAIN_GRANT.fullmatch(data, len(call.head))
-        wanted = call.wanted
-        if m is None or wanted is None or wanted.max_hold is not None or call.hold is not None or call.abandoned:
+    def granted_plainly(self, call: Call, wanted: Wanted, data: bytes, start: int) -> bool:
+        """The same, in fewer steps, where this is from there on the whole line of a grant like most. False: it may be another."""
+        m = PLAIN_GRANT.fullmatch(data.decode(), start)  # the start is ASCII
+        if m is None or wanted.max_hold is not None or call.hold is not None or call.abandoned:
             return False
         lock_id, resource, mode, fence, valid_for, at = m.groups()
-        name, counted_at = lock_id.decode(), float(at)
-        if name in self.holds or self.early or counted_at <= self._news[0]:
+        counted_at = float(at)
+        if lock_id in self.holds or self.early or counted_at <= self._news[0]:
             return False
-        hold = Hold(self, call, name, resource.decode(), _PLAIN_MODES[mode], int(fence), counted_at, NOTHING)
+        hold = Hold(self, call, lock_id, resource, MODES[mode], int(fence), counted_at, NOTHING)
         hold.until = until = self.clock.granted(call.sent, counted_at, float(valid_for))
-        self.holds[name] = hold
+        self.holds[lock_id] = hold
         call.hold = hold
         if until < self._look_at:
             self._look_at = until
@@ -146,9 +144,10 @@ class Holds:
         """An app has left what it has entered."""
         hold = entry.hold
         assert hold is not None
-        if hold.entered <= {entry}:
+        entered = hold.entered
+        if len(entered) < 2 and (not entered or entry in entered):
             self.holds.pop(hold.lock_id, None)
-        hold.entered.discard(entry)
+        entered.discard(entry)
 
     def lose(self, hold: Hold, problem: LockLost) -> None:
         hold.lose(problem)

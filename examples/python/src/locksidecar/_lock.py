@@ -6,11 +6,12 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from os import getpid
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from ._aio import current_task, running_task
-from ._call import Call
+from ._call import NOTHING, Call
 from ._entered import Entered
 from ._errors import InvalidRequest, LockHeld, NotHolder, SessionNotFound, WaitTimeout
 from ._held import AsyncHeld, Held
@@ -128,19 +129,24 @@ class Lock:
         # An interrupt can strike between any two steps, also when the lock is ours and nobody has it yet.
         session: Session | None = None
         call: Call | None = None
-        again = False
+        again, client = False, self._client
         try:
             thread = threading.current_thread()
             while True:
-                session = self._client.ready() or self._client.session()
-                call = Call("acquire", wanted=self._wanted(wait, "thread", thread))
+                session = client._session
+                if session is None or session.core.error is not None or session.pid != getpid():
+                    session = client.session()
+                call = Call("acquire", NOTHING, self._wanted(wait, "thread", thread))
                 try:
                     session.send(call)
                     held = Held(session, call, thread)  # while the sidecar answers
                     held._hold = session.take(call)
                     if noted is self._taken:
                         held._noted = noted
-                    noted.push(held)
+                    if noted:
+                        noted.push(held)
+                    else:
+                        noted.append(held)
                     if got is not None:
                         got.append(held)
                     return held
@@ -165,11 +171,14 @@ class Lock:
         try:
             while True:
                 session = self._client.ready() or await self._client.session_async()
-                call = Call("acquire", wanted=self._wanted(wait, "task", task))
+                call = Call("acquire", NOTHING, self._wanted(wait, "task", task))
                 try:
                     session.send(call)
                     held = AsyncHeld(session, call, task)  # while the sidecar answers
-                    held._hold = await session.take_async(call)
+                    if not session.read_at_once(call, held._home) or call.error is not None:
+                        await session.take_async(call)
+                    assert call.hold is not None
+                    held._hold = call.hold
                     if noted is not None:
                         if self.cancel_on_lost:
                             held._cancel_on_lost()
@@ -227,7 +236,7 @@ class Lock:
         except BaseException:  # an interrupt: in Python 3.10 also just after the return
             for held in got:
                 held._session.abandon(held._entry)
-                self._blocks.remove(held)
+                self._blocks.drop(held)
             raise
 
     def __exit__(
@@ -244,7 +253,7 @@ class Lock:
                 held._session.abandon(held._entry)
             raise
         finally:
-            self._blocks.remove(held)
+            self._blocks.drop(held)
 
     async def __aenter__(self) -> AsyncHeld:
         return await self._acquire_async(self._blocks_async)
@@ -255,7 +264,7 @@ class Lock:
         held: AsyncHeld | None = None
         try:
             held = self._blocks_async.innermost(running_task())
-            self._blocks_async.remove(held)  # now: another may leave one while this one waits
+            self._blocks_async.drop(held)  # now: another may leave one while this one waits
             if held is not None:
                 await held.__aexit__(kind, error, traceback)
         except BaseException:  # an interrupt, as in __exit__
@@ -264,7 +273,7 @@ class Lock:
                 held._session.abandon(held._entry)
             raise
         finally:
-            self._blocks_async.remove(held)
+            self._blocks_async.drop(held)
 
 
 def _restore(client: Client, resources: tuple[str, ...], options: dict[str, Any]) -> Lock:

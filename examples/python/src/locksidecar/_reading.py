@@ -73,7 +73,7 @@ class Reading:
         self.turns = 0  # of callers
         self._seen = -1  # turns, at the last look
         self._single = 0  # answers
-        self._bell = Bell()
+        self.bell = Bell()  # rung: the thread is called, and callers leave it to that
         self.loops: dict[asyncio.AbstractEventLoop, LoopReader] = {}
 
     def comes_at_once(self) -> bool:
@@ -92,7 +92,7 @@ class Reading:
             self._single += answers
         if self.shared and self._single >= _FEW_SINGLE:
             self._single, self._seen = 0, -1
-            self._bell = Bell()
+            self.bell = Bell()
             self.left = True
 
     def add_loop(self, loop: asyncio.AbstractEventLoop, take: Callable[[asyncio.AbstractEventLoop], bool]) -> None:
@@ -101,18 +101,14 @@ class Reading:
             self.loops.pop(closed).close()
         self.loops[loop] = LoopReader(loop, self._sock, take)
 
-    def free(self) -> bool:
-        """Whether a caller may read: it is left to callers, no loop reads, and nobody has called the thread."""
-        return self.left and not self.loops and not self._bell.rung
-
     def wait(self) -> None:
         """The thread waits until it may have to read again. Without the mutex."""
-        self._bell.wait(PAUSE)
+        self.bell.wait(PAUSE)
 
     def wanted(self) -> bool:
         """Whether the thread is to read again: it was called, or no caller came since the last look. Without the mutex."""
         seen, self._seen = self._seen, self.turns
-        return self._bell.rung or seen == self._seen
+        return self.bell.rung or seen == self._seen
 
     def come_back(self) -> None:
         """The thread reads, which has the turn. The mutex is held."""
@@ -132,7 +128,7 @@ class Reading:
 
     def call(self) -> None:
         """Call the thread. Needs no mutex."""
-        self._bell.ring()
+        self.bell.ring()
 
 
 class LoopReader:

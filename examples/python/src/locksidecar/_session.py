@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Mapping
 
-from ._call import Call, release_of
+from ._call import RELEASED, Call, release_of
 from ._clock import boot_time
-from ._connection import PATIENCE, STORE_LIMIT, Connection
+from ._connection import IN_THE_MIDDLE, PATIENCE, STORE_LIMIT, Connection
 from ._core import PING_AFTER
 from ._errors import LimitExceeded, LockSidecarError, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
 from ._hold import Bell, Hold
@@ -41,12 +41,7 @@ class Session(Connection):
 
     def _wait(self, call: Call, timeout: float | None) -> None:
         """Wait for the answer to what was sent."""
-        reading = self._reading
-        if self._thread is not None:
-            if len(self.core.calls) == 1 and reading.free():
-                self._read_own(call)
-            else:
-                reading.call()
+        self._read_own(call)
         if not call.done:
             self._wait_long(call, timeout)
         if call.error is not None:
@@ -66,28 +61,28 @@ class Session(Connection):
                 self._tick()
 
     async def _wait_async(self, call: Call, timeout: float | None) -> None:
-        if not self._read_at_once(call):
+        if not self.read_at_once(call, asyncio.get_running_loop()):
             await self._wait_long_async(call, timeout)
         if call.error is not None:
             raise call.error
 
-    def _read_at_once(self, call: Call) -> bool:
-        """Read the answer to a task, if it comes within the time of a turn of its loop."""
-        reading = self._reading
-        if not reading.left or len(self.core.calls) != 1 or not (ticks := self._ticks_here()).hurries():
+    def read_at_once(self, call: Call, loop: asyncio.AbstractEventLoop) -> bool:
+        """Read the answer to a task of this loop, if it comes within the time of a turn of that."""
+        reading, calls = self._reading, self.core.calls
+        if not reading.left or len(calls) != 1:
+            return call.done
+        ticks = self._ticks.get(loop) or self._new_ticks(loop)
+        if not ticks.hurries():
             return call.done
         if not reading.comes_at_once():
             ticks.missed()
-        elif not self._take_what_is_there(call) or self.core.calls:
+        elif not self._take_what_is_there(call) or calls:
             reading.call()
         return call.done
 
-    def _ticks_here(self) -> Ticks:
-        loop = asyncio.get_running_loop()
-        return self._ticks.get(loop) or self._new_ticks(loop)
-
     async def _wait_long_async(self, call: Call, timeout: float | None) -> None:
-        loop, ticks = asyncio.get_running_loop(), self._ticks_here()
+        loop = asyncio.get_running_loop()
+        ticks = self._ticks.get(loop) or self._new_ticks(loop)
         answered: asyncio.Future[None] = loop.create_future()
 
         def done() -> None:
@@ -164,33 +159,49 @@ class Session(Connection):
 
     def send(self, call: Call) -> None:
         """Send an acquire. SessionNotFound: the session has ended. Another one will do."""
-        error, wanted = self.core.error, call.wanted
-        assert wanted is not None
-        if error is not None:
+        core, wanted = self.core, call.wanted
+        if (error := core.error) is not None:
             raise error.again() if isinstance(error, SessionClosed) else SessionNotFound(error.message)
+        assert wanted is not None
+        now = boot_time()
         if wanted.wait:
-            call.deadline = boot_time() + wanted.wait
-        self._post(call)
+            call.deadline = now + wanted.wait
+        mutex = self.mutex
+        if mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(IN_THE_MIDDLE)
+        with mutex:
+            if core.calls or core.outbox[0] or core.error is not None:
+                core.post(call)
+                self._flush()
+            elif not core.post_alone(call, wanted.rest, now, self._out.send):
+                self._flush()
 
     def take(self, call: Call) -> Hold:
         """What an acquire gets that was sent. SessionNotFound: the session had ended before. Another one will do."""
-        try:
-            self._wait(call, _limit(call))
-        except SidecarGone as e:
-            raise _unsent(call, e) from None
+        self._read_own(call)
+        if not call.done or call.error is not None:
+            self._take_late(call)
         assert call.hold is not None
         return call.hold
 
-    async def take_async(self, call: Call) -> Hold:
+    def _take_late(self, call: Call) -> None:
         try:
-            if not self._read_at_once(call):
+            if not call.done:
+                self._wait_long(call, _limit(call))
+            if call.error is not None:
+                raise call.error
+        except SidecarGone as e:
+            raise _unsent(call, e) from None
+
+    async def take_async(self, call: Call) -> None:
+        """Wait for what an acquire gets that was sent, and read_at_once has not read. Errors as of take."""
+        try:
+            if not call.done:
                 await self._wait_long_async(call, _limit(call))
             if call.error is not None:
                 raise call.error
         except SidecarGone as e:
             raise _unsent(call, e) from None
-        assert call.hold is not None
-        return call.hold
 
     def abandon(self, call: Call) -> None:
         """Nobody wants what an acquire gets or has got: in the background, once."""
@@ -204,20 +215,26 @@ class Session(Connection):
 
         The sidecar carries it out in any case, be it late. None: not now, see release_elsewhere.
         """
-        if self.mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
+        mutex, hold, core = self.mutex, entry.hold, self.core
+        if mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
             return None
-        hold = entry.hold
         assert hold is not None
-        with self.mutex:
-            problem = hold.look()
+        with mutex:
+            now = boot_time()
+            problem = hold.problem
+            if problem is None and (hold.limit is not None or hold.until <= now):
+                problem = hold.look()
             entered = entry in hold.entered
             if problem is None and not entered:
                 raise hold.not_held()
             call = release_of(entry)
             if entered and self.pid == os.getpid():
-                core = self.core
-                core.post(call)  # first, as in Core.release; also of what is lost: that ends its grace
-                self._flush()
+                # First, as in Core.release; also of what is lost: that ends its grace.
+                if core.calls or core.outbox[0] or core.error is not None:
+                    core.post(call)
+                    self._flush()
+                elif not core.post_alone(call, call.rest, now, self._out.send):
+                    self._flush()
                 core.left(entry)
             if problem is not None:
                 raise problem.again()
@@ -237,11 +254,17 @@ class Session(Connection):
 
     def released(self, call: Call) -> int:
         """Wait until it is released; how many times its owner must still do so."""
-        self._wait(call, STORE_LIMIT + PATIENCE)
+        self._read_own(call)
+        if call.answer is RELEASED:
+            return 0
+        if not call.done:
+            self._wait_long(call, STORE_LIMIT + PATIENCE)
+        if call.error is not None:
+            raise call.error
         return int(call.answer["released"]["count"])
 
     async def released_async(self, call: Call) -> int:
-        if not self._read_at_once(call):
+        if not call.done:
             await self._wait_long_async(call, STORE_LIMIT + PATIENCE)
         if call.error is not None:
             raise call.error
