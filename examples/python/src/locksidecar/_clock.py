@@ -18,22 +18,16 @@ class SidecarClock:
     even if this process was stopped before it read it.
     """
 
-    __slots__ = ("_difference",)
+    __slots__ = ("difference",)
 
     def __init__(self) -> None:
-        self._difference = -math.inf
+        self.difference = -math.inf
 
     def answered(self, sent: float, counted_at: float) -> None:
         """Learn from one request, sent at that moment of our clock, and its answer."""
-        if sent - counted_at > self._difference:
-            self._difference = sent - counted_at
-
-    def granted(self, sent: float, counted_at: float, left: float) -> float:
-        """Both at once, for what is asked for most."""
-        if sent - counted_at > self._difference:
-            self._difference = sent - counted_at
-        return counted_at + self._difference + left
+        if sent - counted_at > self.difference:
+            self.difference = sent - counted_at
 
     def until(self, counted_at: float, left: float) -> float:
         """The moment on our clock at which `left`, counted at `counted_at`, is over."""
-        return counted_at + self._difference + left
+        return counted_at + self.difference + left

@@ -192,7 +192,7 @@ class Connection:
             if core.error is None and self._thread is not None:
                 self._reading.leave(core.answers - answers, core.others - others, core.due)
 
-    def _read_own(self, call: Call) -> None:
+    def read_own(self, call: Call) -> None:
         """Read the answer to a call, if callers read and it comes soon. What else comes the thread takes."""
         reading, core = self._reading, self.core
         if not reading.left or reading.loops or reading.bell.rung or len(core.calls) != 1:

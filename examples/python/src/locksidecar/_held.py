@@ -196,9 +196,14 @@ class Held(_Held):
         call = session.send_release(entry)
         if call is None:
             return session.release_elsewhere(entry)
-        if self._noted is not None:
-            self._noted.drop(self)
-        return session.released(call)
+        noted = self._noted
+        if noted is not None:
+            try:
+                noted.remove(self)
+            except ValueError:
+                pass
+        session.read_own(call)
+        return 0 if call.answer is RELEASED else session.released(call)
 
     def downgrade(self) -> None:
         """Turn writing into reading without letting go."""

@@ -48,7 +48,8 @@ class Holds:
         if call.hold is not None and call not in call.hold.entered:
             return True  # an interrupt came between the grant and its caller, who has let it go
         counted_at, lock_id = seconds(m["countedAt"]), m["lockId"]
-        until = self.clock.granted(call.sent, counted_at, seconds(m["validFor"]))
+        self.clock.answered(call.sent, counted_at)
+        until = self.clock.until(counted_at, seconds(m["validFor"]))
         hold = self.holds.get(lock_id)
         if hold is None:
             parts = tuple(Part.read(part) for part in m.get("parts") or ())
@@ -75,7 +76,10 @@ class Holds:
         if lock_id in self.holds or self.early or counted_at <= self._news[0]:
             return False
         hold = Hold(self, call, lock_id, resource, MODES[mode], int(fence), counted_at, NOTHING)
-        hold.until = until = self.clock.granted(call.sent, counted_at, float(valid_for))
+        clock, difference = self.clock, call.sent - counted_at
+        if difference > clock.difference:
+            clock.difference = difference
+        hold.until = until = counted_at + clock.difference + float(valid_for)
         self.holds[lock_id] = hold
         call.hold = hold
         if until < self._look_at:

@@ -140,7 +140,11 @@ class Lock:
                 try:
                     session.send(call)
                     held = Held(session, call, thread)  # while the sidecar answers
-                    held._hold = session.take(call)
+                    session.read_own(call)
+                    if not call.done or call.error is not None:
+                        session.take(call)
+                    assert call.hold is not None
+                    held._hold = call.hold
                     if noted is self._taken:
                         held._noted = noted
                     if noted:
@@ -167,10 +171,12 @@ class Lock:
     async def _acquire_async(self, noted: Entered[AsyncHeld] | None) -> AsyncHeld:
         session: Session | None = None
         call: Call | None = None
-        again, wait, task = False, self.wait, current_task()
+        again, wait, client, task = False, self.wait, self._client, current_task()
         try:
             while True:
-                session = self._client.ready() or await self._client.session_async()
+                session = client._session
+                if session is None or session.core.error is not None or session.pid != getpid():
+                    session = await client.session_async()
                 call = Call("acquire", NOTHING, self._wanted(wait, "task", task))
                 try:
                     session.send(call)

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Mapping
 
-from ._call import RELEASED, Call, release_of
+from ._call import Call, release_of
 from ._clock import boot_time
 from ._connection import IN_THE_MIDDLE, PATIENCE, STORE_LIMIT, Connection
 from ._core import PING_AFTER
 from ._errors import LimitExceeded, LockSidecarError, SessionClosed, SessionNotFound, SidecarGone, SidecarSilent, WaitTimeout
-from ._hold import Bell, Hold
+from ._hold import Bell
 from ._model import Detached, duration
 from ._reading import PAUSE
 from ._ticks import Ticks
@@ -41,7 +41,7 @@ class Session(Connection):
 
     def _wait(self, call: Call, timeout: float | None) -> None:
         """Wait for the answer to what was sent."""
-        self._read_own(call)
+        self.read_own(call)
         if not call.done:
             self._wait_long(call, timeout)
         if call.error is not None:
@@ -176,15 +176,11 @@ class Session(Connection):
             elif not core.post_alone(call, wanted.rest, now, self._out.send):
                 self._flush()
 
-    def take(self, call: Call) -> Hold:
-        """What an acquire gets that was sent. SessionNotFound: the session had ended before. Another one will do."""
-        self._read_own(call)
-        if not call.done or call.error is not None:
-            self._take_late(call)
-        assert call.hold is not None
-        return call.hold
+    def take(self, call: Call) -> None:
+        """Wait for what an acquire gets that was sent, and read_own has not read.
 
-    def _take_late(self, call: Call) -> None:
+        SessionNotFound: the session had ended before. Another one will do.
+        """
         try:
             if not call.done:
                 self._wait_long(call, _limit(call))
@@ -253,10 +249,7 @@ class Session(Connection):
         return left
 
     def released(self, call: Call) -> int:
-        """Wait until it is released; how many times its owner must still do so."""
-        self._read_own(call)
-        if call.answer is RELEASED:
-            return 0
+        """Wait until it is released, where read_own has not read that; how many times its owner must still do so."""
         if not call.done:
             self._wait_long(call, STORE_LIMIT + PATIENCE)
         if call.error is not None:
