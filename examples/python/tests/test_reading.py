@@ -6,6 +6,7 @@ import asyncio
 import json
 import linecache
 import os
+import pickle
 import sys
 import threading
 import time
@@ -152,6 +153,54 @@ def test_after_an_answer_that_did_not_come_at_once_others_run_meanwhile(
 
     asyncio.run(main())
     assert asked <= 400 / 64 + 1
+
+
+@pytest.mark.timeout(60)  # a loop that stands still cannot end the test itself
+@pytest.mark.parametrize("loop_wait", [0, 0.0001, 0.01])
+def test_a_frozen_sidecar_does_not_stop_a_loop(
+    own_sidecar: Callable[..., Sidecar], monkeypatch: pytest.MonkeyPatch, loop_wait: float
+) -> None:
+    sidecar = own_sidecar(ttl="5m")  # a busy machine may freeze it for long
+    with Client(sidecar.socket, loop_wait=loop_wait) as client:
+        session = left_to_callers(client)
+        reading = session._reading
+        looks: list[bool] = []
+        comes_at_once = reading.comes_at_once
+        monkeypatch.setattr(reading, "come_back", lambda: None)  # the thread reads no more
+
+        def look() -> bool:
+            looks.append(comes_at_once())
+            return looks[-1]
+
+        monkeypatch.setattr(reading, "comes_at_once", look)
+
+        async def main() -> None:
+            lock = client.lock("frozen")
+            ticks = session._new_ticks(asyncio.get_running_loop())
+            ticks._turn = time.monotonic() + PATIENCE  # as just after a turn
+            reading.left = True  # whoever has read last
+            sidecar.freeze()
+            waits = [asyncio.create_task(lock.acquire_async())]
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not waits[0].done() and True not in looks
+            sidecar.thaw()
+            await (await waits[0]).release()
+
+        asyncio.run(main())
+        assert bool(looks) == bool(loop_wait)
+        monkeypatch.undo()
+
+
+def test_a_loop_waits_as_long_as_the_client_says(connect: Callable[..., Client]) -> None:
+    client = connect(loop_wait=0.005)
+    copy = pickle.loads(pickle.dumps(client))
+    assert copy.loop_wait == client.loop_wait == client.session()._reading.moment == 0.005
+    assert Client().loop_wait == 0.0001
+    for wrong in (-1, 0.1, float("nan"), "0"):
+        with pytest.raises(locksidecar.InvalidRequest):
+            client.loop_wait = wrong  # type: ignore[assignment]
+    assert client.loop_wait == 0.005
 
 
 def test_a_loop_that_ends_while_it_reads(connect: Callable[..., Client]) -> None:

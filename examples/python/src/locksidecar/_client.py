@@ -17,11 +17,13 @@ from . import _look
 from ._aio import current_task
 from ._clock import boot_time
 from ._decorator import Resource, locked
-from ._errors import LockSidecarError, NoSidecar, SessionClosed, SidecarGone
+from ._errors import InvalidRequest, LockSidecarError, NoSidecar, SessionClosed, SidecarGone
 from ._lock import Lock, RWLock
 from ._model import Detached, Mode, Once, Seconds, duration, given_handle, given_seconds, given_ttl
 from ._session import Session
 from ._socket import default_socket
+
+_LONGEST_LOOP_WAIT = 0.01
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -38,6 +40,9 @@ class Client:
     connect_timeout: for so many seconds a sidecar is called again that hangs up before it
         has opened the session, as it does to make room where connections are short. Where
         there is none it is told at once.
+    loop_wait: for so many seconds at most (0.01 or less) a task that waits alone holds up its loop
+        for an answer, while most come sooner than a turn of the loop takes. 0: it never does.
+        An attribute, too, which counts when the session is opened.
     """
 
     def __init__(
@@ -47,11 +52,13 @@ class Client:
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         connect_timeout: float = 15.0,
+        loop_wait: float = 0.0001,
     ) -> None:
         self._path = os.fspath(socket) if socket is not None else None
         self._name = name
         self._metadata = dict(metadata or {})
         self._connect_timeout = connect_timeout
+        self.loop_wait = loop_wait
         self._closed = False
         self._session: Session | None = None
         self._opening = threading.RLock()
@@ -225,6 +232,19 @@ class Client:
         session = self._session
         return session is not None and session.error is None and session.core.draining
 
+    @property
+    def loop_wait(self) -> float:
+        return self._loop_wait
+
+    @loop_wait.setter
+    def loop_wait(self, value: float) -> None:
+        wait = given_seconds("loop_wait", value) or 0.0
+        if wait > _LONGEST_LOOP_WAIT:  # a frozen sidecar must not stop a loop
+            raise InvalidRequest(
+                f"loop_wait must be {_LONGEST_LOOP_WAIT} s at most, and not {value!r}", metadata={"field": "loop_wait"}
+            )
+        self._loop_wait = wait
+
     def open(self) -> None:
         """Open the session now, and not with the first lock. NoSidecar, Draining, …
 
@@ -305,7 +325,7 @@ class Client:
         pause = 0.05
         while True:
             try:
-                return Session(self._socket(), name, self._metadata)
+                return Session(self._socket(), name, self._metadata, self.loop_wait)
             except (SidecarGone, NoSidecar) as e:
                 if not _passes(e) or time.monotonic() + pause > end:
                     raise
@@ -397,7 +417,7 @@ class Client:
 
     def __reduce__(self) -> tuple[Any, ...]:
         path = self._path if self._path is not None else ""
-        return _restore, (path, self._name, tuple(sorted(self._metadata.items())), self._connect_timeout)
+        return _restore, (path, self._name, tuple(sorted(self._metadata.items())), self._connect_timeout, self.loop_wait)
 
     def _after_fork(self) -> None:
         self._opening = threading.RLock()
@@ -408,12 +428,16 @@ class Client:
 list_ = list  # the method hides it
 
 
-def _restore(path: str, name: str | None, metadata: tuple[tuple[str, str], ...], connect_timeout: float) -> Client:
+def _restore(
+    path: str, name: str | None, metadata: tuple[tuple[str, str], ...], connect_timeout: float, loop_wait: float = 0.0001
+) -> Client:
     """An unpickled client. All that say the same are one, until it is closed or nobody has it."""
-    key = (path, name, metadata, connect_timeout)
+    key = (path, name, metadata, connect_timeout, loop_wait)
     client = _restored.get(key)
     if client is None or client._closed:
-        client = Client(path or None, name=name, metadata=dict(metadata), connect_timeout=connect_timeout)
+        client = Client(
+            path or None, name=name, metadata=dict(metadata), connect_timeout=connect_timeout, loop_wait=loop_wait
+        )
         _restored[key] = client
     return client
 

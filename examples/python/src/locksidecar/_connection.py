@@ -44,7 +44,7 @@ IN_THE_MIDDLE = "this signal handler has interrupted a request of its own thread
 class Connection:
     """What a session is to those who do not ask for locks: its bytes, its thread and its end."""
 
-    def __init__(self, path: str, name: str, metadata: Mapping[str, str]) -> None:
+    def __init__(self, path: str, name: str, metadata: Mapping[str, str], loop_wait: float) -> None:
         self.pid = os.getpid()
         # Reentrant, as a signal handler may look at a hold while this very thread does.
         self.mutex = threading.RLock()
@@ -54,7 +54,7 @@ class Connection:
         self._untold: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
         self._in = connect(path)
-        self._reading = Reading(self._in)
+        self._reading = Reading(self._in, loop_wait)
         try:
             self._out = self._in.dup()  # for who sends, and never waits
             if not self._reading.shared:

@@ -13,25 +13,27 @@ while one reads, callers call the thread, which stops the loop from that.
 
 A task does the same. An answer that comes at once, as from a sidecar that need not ask a store, it
 reads itself, while its loop stands still for a moment; else the loop reads it: see Ticks for who
-takes turns.
+takes turns. It looks again and again meanwhile and gives the processor to the sidecar in between,
+if that runs on the same one. To sleep with so short a limit would take longer than the answer:
+the kernel sets a timer for it.
 """
 
 from __future__ import annotations
 
 import _socket
 import asyncio
+import os
 import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 from ._hold import Bell
 
 # So long a caller reads by itself, and so long the thread waits for callers.
 PAUSE = 0.005
-# So long a loop may stand still for an answer that comes at once: a turn of it takes about as long.
-_MOMENT = 0.0002
 # After so many answers in a row, none of them due at the same time as another, callers read.
 _FEW_SINGLE = 4
 
@@ -60,13 +62,23 @@ def ready(sock: socket.socket, what: int, timeout: float | None) -> bool:
     return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
+def _look_at(sock: socket.socket) -> Callable[[int], object]:
+    """What tells at once whether there is something to read."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return poll.poll
+
+
 class Reading:
     """Whose turn it is. The mutex of the session is held, where nothing else is said."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, moment: float) -> None:
         # The sockets of gevent and eventlet belong to their loop: there the thread reads.
         self.shared = isinstance(sock, _socket.socket) and _limit(sock)
         self._sock = sock
+        self.moment = moment  # so long a loop may stand still for an answer that comes at once; 0: not at all
+        if self.shared:
+            self._look = _look_at(sock)
         self.turn = threading.RLock()  # taken before the mutex
         self.left = False  # to the callers. It changes from that by one who has the turn, too
         self.asleep = False  # a caller, in recv; or it was, and an interrupt has struck
@@ -78,11 +90,13 @@ class Reading:
 
     def comes_at_once(self) -> bool:
         """A loop waits for an answer, and does nothing else meanwhile. False: it does not come soon."""
-        fd = self._sock.fileno()
+        end = time.monotonic() + self.moment
         try:
-            return bool(select.select((fd,), (), (), _MOMENT)[0])
-        except (ValueError, OSError):  # closed, or too large a number for select
+            while not (came := self._look(0)) and time.monotonic() < end:
+                os.sched_yield()
+        except (RuntimeError, OSError):  # the first: another loop looks
             return False
+        return bool(came)
 
     def leave(self, answers: int, others: int, due: bool) -> None:
         """The thread has read so many answers and other lines; due: somebody waits for more."""

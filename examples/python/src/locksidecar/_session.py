@@ -27,9 +27,9 @@ _SOON = 0.01
 class Session(Connection):
     """Any thread and any task may use it."""
 
-    def __init__(self, path: str, name: str, metadata: Mapping[str, str]) -> None:
+    def __init__(self, path: str, name: str, metadata: Mapping[str, str], loop_wait: float) -> None:
         self._ticks: dict[asyncio.AbstractEventLoop, Ticks] = {}
-        super().__init__(path, name, metadata)
+        super().__init__(path, name, metadata, loop_wait)
 
     def _do(self, call: Call, timeout: float | None) -> None:
         self._post(call)
@@ -69,7 +69,7 @@ class Session(Connection):
     def read_at_once(self, call: Call, loop: asyncio.AbstractEventLoop) -> bool:
         """Read the answer to a task of this loop, if it comes within the time of a turn of that."""
         reading, calls = self._reading, self.core.calls
-        if not reading.left or len(calls) != 1:
+        if not reading.left or not reading.moment or len(calls) != 1:
             return call.done
         ticks = self._ticks.get(loop) or self._new_ticks(loop)
         if not ticks.hurries():
