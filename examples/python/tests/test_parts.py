@@ -375,6 +375,30 @@ def test_an_abandoned_grant_is_given_back() -> None:
     assert sidecar.sent()[0]["release"]["lockId"] == hold.lock_id and not hold.count
 
 
+@pytest.mark.parametrize("taken", [None, 0, 9, 10_000])
+def test_what_the_sidecar_does_not_take_at_once_is_kept(taken: int | None) -> None:
+    """None: it is gone, or takes nothing now."""
+    core = OneSidecar().core
+    core.outbox = b"", [], core.outbox[2]
+    call, next_call = (Call("acquire", {}, Wanted(("r",), Mode.EXCLUSIVE, None, "", False, None)) for _ in range(2))
+
+    def send(line: bytes, _: int) -> int:
+        if taken is None:
+            raise BlockingIOError
+        return min(taken, len(line))
+
+    before = core.outbox[2]
+    assert call.wanted is not None
+    line = b'{"requestId":"2","' + call.wanted.rest
+    assert core.post_alone(call, call.wanted.rest, 1.0, send) == (taken == 10_000)
+    assert (call.id, call.start, call.sent, core.calls) == ("2", before, 1.0, {"2": call})
+    core.post(next_call)
+    data, written, queued = core.outbox
+    left = line[min(taken or 0, len(line)) :]
+    assert data[sum(written) :] == left + b'{"requestId":"3","' + call.wanted.rest
+    assert queued == before + 2 * len(line) and next_call.start == before + len(line)
+
+
 def test_stubs_beside_the_client(tmp_path: Path) -> None:
     """Stubs of the API, which protoc makes in a folder of the app, do not hide the client, nor it them."""
     stubs = tmp_path / "locksidecar" / "v1"
