@@ -9,7 +9,7 @@
 // where the harness opens the store. Not every store can make faults or show its
 // internals. So these are separate interfaces, which a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Failoverer], [Freezer], [CommandCounter], [Lighter], [Quick], [Crowder], [Namer]. Tests that need one of them are skipped without it.
+// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Failoverer], [Freezer], [CommandCounter], [Lighter], [Quick], [Besider], [Crowder], [Namer]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all of the contract is [Limited]. The tests of what it
 // cannot do are skipped, or check that the store refuses it. All other tests do not use it.

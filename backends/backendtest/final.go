@@ -3,6 +3,7 @@ package backendtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -19,8 +20,12 @@ type firstRequest struct {
 
 var firstRequests = []firstRequest{
 	{"Heartbeat", func(e *env, dead *sidecar, _ lock.Grant) error { return dead.beat(e.ctx) }},
-	{"Acquire", func(e *env, dead *sidecar, _ lock.Grant) error {
-		_, err := dead.Acquire(e.ctx, request(e.name("new"), lock.Exclusive))
+	{"Acquire", func(e *env, dead *sidecar, g lock.Grant) error {
+		other := e.name("new")
+		for i := 0; dead.idAt(other) != dead.idAt(g.Resource); i++ { // each shard has a lease that ends by itself
+			other = e.name(fmt.Sprint("new", i))
+		}
+		_, err := dead.Acquire(e.ctx, request(other, lock.Exclusive))
 		return err
 	}},
 	{"Acquire of what it held", func(e *env, dead *sidecar, g lock.Grant) error {

@@ -71,6 +71,9 @@ func (h *harness) Quick() bool { return true }
 func (h *harness) LeaseID(l lock.Lease, r lock.Resource) lock.LeaseID {
 	own := l.(*Lease)
 	p, _ := own.has(r, "")
+	if p == nil { // it is over there
+		return ""
+	}
 	return p.lease.ID()
 }
 

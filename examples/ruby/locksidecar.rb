@@ -553,11 +553,13 @@ module Locksidecar
     def await(call, seconds)
       began = Locksidecar.now
       limit = call.wait_end ? call.wait_end + ANSWER_LIMIT : seconds && began + seconds
+      overdue = nil
       until call.done
         now = Locksidecar.now
         if limit && now >= limit
-          unread = synchronize { catch_up }
-          limit = [limit, call.sent.to_f + ANSWER_LIMIT, unread ? now + MORE : 0].max # it may have queued here until now
+          overdue ||= now
+          # It may have queued here until now. While others hear of the sidecar, it still writes what it had no room for.
+          limit = [limit, call.sent.to_f + ANSWER_LIMIT, [synchronize { catch_up_heard } + MORE, overdue + ANSWER_LIMIT].min].max
           raise late(call) unless call.done || now < limit
         else
           till = limit || ping(began, now)
@@ -866,6 +868,12 @@ module Locksidecar
     def catch_up
       MOST_READ.times { |n| return n.positive? if @error || take_in != :more }
       true
+    end
+
+    # Carries out what stands in the socket. When the sidecar was last heard of.
+    def catch_up_heard
+      catch_up
+      @heard
     end
 
     # Reads a piece of what has come, and carries out its lines. Nil at the end of the connection; :more may have come.
