@@ -43,7 +43,7 @@ TEST_TIMEOUT ?= 25m
 # server or a lease, so that may be more than there are processors.
 TEST_PACKAGES ?= 4
 # make test has three runs side by side, of so many packages each.
-TEST_PACKAGES_WITH_RACE ?= 3
+TEST_PACKAGES_WITH_RACE ?= 4
 TEST_PACKAGES_WITHOUT_RACE ?= 2
 TEST_PACKAGES_END_TO_END ?= 2
 # How often tests that failed are run again, when all others are over; 0: never.
@@ -66,7 +66,8 @@ HAVE_WITHOUT_RACE := $(addprefix ./backends/,zklock sqllock/mysql redislock sqll
 # and make test-full with it.
 END_TO_END := ./examples ./cmd/locksidecar ./internal/docstest ./model
 # With the race detector: all others. What takes longest starts first, so that no long one runs alone in the end.
-WITH_RACE = $(addprefix ./backends/,sqllock/postgres sqllock/mysql redislock zklock) \
+WITH_RACE = $(addprefix ./,$(addprefix backends/,sqllock/postgres sqllock/mysql redislock zklock caslock caslock/etcd) \
+	internal/testengine localapi $(addprefix backends/,mysqllock/shedlock mysqllock/rows shards)) \
 	$$(go list ./... | grep -vxF $(patsubst ./%,-e github.com/locksidecar/locksidecar/%,$(END_TO_END)))
 # What runs tests, and runs those that failed once more: JSON of all, then go on with --packages and arguments for go test.
 RUN_TESTS = "$$($(GOTESTSUM_PATH))" --format pkgname --format-hide-empty-pkg --rerun-fails=$(TEST_RERUNS) \

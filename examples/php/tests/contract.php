@@ -155,6 +155,7 @@ final class Run
     {
         $call = $this->calls[$step['call']];
         $this->until('the answer', $step, $call->done(...));
+        $this->note("got:{$step['call']}"); // where that was the first to see it
         $this->granted($step, $call->get(...));
     }
 
