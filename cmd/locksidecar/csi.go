@@ -15,8 +15,8 @@ const csiHelp = `Csi brings into each pod a folder with a socket for it, as a dr
 writes down which pods have one. It registers with the kubelet by itself, and runs until
 SIGTERM, SIGINT or SIGHUP. What it has mounted stays.
 
-It must be root of the node, and its mounts must be seen there: in a container, privileged, with the
-kubelet's folder mounted at the same path and with the propagation Bidirectional.
+It must run as root of the node, and the node must see its mounts. So its container must be
+privileged, and have the kubelet's folder at the same path with the propagation Bidirectional.
 
 A volume of a pod must be inline and say readOnly: true:
 

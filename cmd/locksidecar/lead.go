@@ -19,15 +19,15 @@ for election again when CMD has ended with status 0. So start it on each node: o
 leads, and when it ends, or its process or machine dies, the next one does.
 
 To lead NAME is to hold the lock on NAME. All that is said about run, the environment of
-CMD, signals, the loss of the lock and the exit status, is true of lead: when the lead is lost,
-CMD is ended before anybody else can lead, and lead ends with status 76. What restarts it
-then (systemd, Kubernetes, a loop) makes it a candidate again. With --wait 0s it does not
+CMD, signals, the loss of the lock and the exit status, is true of lead. When the lead is lost,
+CMD is ended before anybody else can lead, and lead ends with status 76. Whatever restarts lead
+then (systemd, Kubernetes, a loop) makes it a candidate again. With --wait 0s lead does not
 wait, and ends with 75 when somebody else leads.
 
-When lead gets SIGTERM, SIGINT or SIGQUIT, it passes it on to CMD, and ends with CMD's status
-when CMD ends: it does not stand again. SIGHUP does the same in a terminal only.
+When lead gets SIGTERM, SIGINT or SIGQUIT, it passes the signal on to CMD. When CMD ends, lead ends
+with CMD's status, and does not stand for election again. SIGHUP does the same in a terminal only.
 
---publish says something about this leader to who asks: locksidecar leader NAME,
+What --publish says is shown to those who ask for the leader: locksidecar leader NAME,
 GET /v1/leader/NAME.`
 
 const leadExamples = `  # on each node: one of them runs the scheduler

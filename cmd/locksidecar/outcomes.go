@@ -66,8 +66,8 @@ func newReset(io streams) *cobra.Command {
 		Use:   "reset KEY",
 		Short: "Forget what became of a program that is run once",
 		Long: `Reset forgets the outcome that is recorded under KEY. The next attempt is the first
-again, also where it had succeeded. A KEY that is held is refused: somebody may be
-at work.
+again, even if the last one has succeeded. While somebody holds KEY, reset is refused,
+because somebody may be at work.
 
 Only admins may do it: root and the sidecar's own user, or those of
 serve --admin-uid and --admin-unit.

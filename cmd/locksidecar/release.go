@@ -26,8 +26,8 @@ Or it takes a waiter out of the queue. Without a LOCK_ID all holders lose it; li
 the ids. Others are granted when the holder has let go, or when the grace is over.
 
 Only admins may do it: root and the sidecar's own user, or those of
-serve --admin-uid and --admin-unit. Holders release their own locks by ending their session; they
-do not need this command, and --force says that this is understood.
+serve --admin-uid and --admin-unit. Holders do not need this command, because they release their
+own locks by ending their session. --force says that you know this.
 
 With -o json it prints one ForceReleaseResponse of the API.`,
 		Example: `  # let the holder stop its work for up to 2 seconds

@@ -29,11 +29,11 @@ CMD ends. Before -- there may be up to 16 resources: it takes all of them or non
   LOCKSIDECAR_SLOT        only with --limit N: a number from 0 to N-1 that no other CMD
                           has that runs at this time under the same RESOURCE
 
-With --handle, CMD runs under a detached lock, which somebody has taken before, and has the
-fence of that time. When CMD ends, the lock is released. When run is killed, or its
-sidecar dies, it is detached again until its time is over. CMD does not get LOCKSIDECAR_HANDLE.
+With --handle, CMD runs under a detached lock, which somebody has taken before. The fence is that
+of the time when it was taken. When CMD ends, the lock is released. When run is killed, or its
+sidecar dies, the lock is detached again until its time is over. CMD does not get LOCKSIDECAR_HANDLE.
 
-Of several resources, FENCE, RESOURCE and GUARD have one line for each.
+With several resources, FENCE, RESOURCE and GUARD have one line for each.
 
 LOCKSIDECAR_STORE and the like are not passed on: the URL may have a password.
 
@@ -133,8 +133,8 @@ func newRun(io streams) *cobra.Command {
 		}
 		return argsBetween(1, 1<<20, "RESOURCE... -- CMD [ARG...]")(cmd, args)
 	}
-	cmd.Flags().IntVar(&r.limit, "limit", 0, "take one of so many permits, 1 to 1024, in place of the lock: so many CMDs run at a time; all give the same limit; 0: none")
-	cmd.Flags().DurationVar(&r.minHold, "min-hold", 0, "others are kept out for so long at least, whatever ends or dies before, 100ms to 24h; 0s: until CMD has ended")
+	cmd.Flags().IntVar(&r.limit, "limit", 0, "take one of so many permits, 1 to 1024, in place of the lock, so that this many CMDs can run at a time; all must give the same limit; 0: take the lock")
+	cmd.Flags().DurationVar(&r.minHold, "min-hold", 0, "the store keeps others out for so long at least, whatever ends or dies before that, 100ms to 24h; 0s: until CMD has ended")
 	return cmd
 }
 

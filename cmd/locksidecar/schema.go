@@ -23,9 +23,9 @@ func newSchema(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schema [flags] STORE",
 		Short: "Print the tables that a store needs",
-		Long: `Schema prints the SQL that makes the tables of a store, for whoever may create
-tables where the sidecar may not. It can be run again: what is there is left alone.
-Then start sidecars with --migrate=false.
+		Long: `Schema prints the SQL that makes the tables of a store. Use it when the sidecar may not
+create tables. You can run the SQL again: it leaves alone what is there. Then start the
+sidecars with --migrate=false.
 
 STORE is ` + strings.Join(about, "; or ") + ".",
 		Example: fmt.Sprintf(`  # into the database "locks"

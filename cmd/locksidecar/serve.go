@@ -28,13 +28,14 @@ const defaultDrain = 25 * time.Second
 var serveHelp = `Serve runs the sidecar until SIGTERM, SIGINT or SIGHUP; then it takes no
 new sessions, tells the apps that it stops, waits up to --drain for them to finish,
 releases what is left and exits with status 0. A second signal ends it at once.
-Settings are read at the start only; the store's password and certificates, where they
-stand in files, for each connection.
+It reads its settings at the start only. It reads the files with the store's password and
+certificates again for each connection.
 
 When the store is down at the start, the sidecar waits for it. Until then it is not
 ready (/readyz), and each request for a lock waits until its own wait is over.
 
-The store is a URL, or several for shards: --store several times, or with spaces between them.
+--store is the URL of the store. For shards give several URLs: --store several times, or once
+with spaces between them.
 
 ` + backends.Help("  ") + `
 
@@ -121,26 +122,26 @@ func addServe(cmd *cobra.Command) *serveFlags {
 	f.DurationVar(&s.park, "park", defaultPark, "how long a lock that is asked for again and again stays in the store after its release, for the next app of this sidecar; 0: not at all")
 	f.Var(&s.deadlock, "deadlock", "what to do when owners wait for each other, at whatever sidecars: break (the one who asked last gets the error DEADLOCK, all holds stay), report (log and count it) or off; the same at all sidecars of a store")
 	complete(cmd, "deadlock", deadlockModes...)
-	f.Var(&s.principal, "principal", "whose the limits for one user are: uid, unit (the systemd unit that the app is in; of what a user has started, user-UID.slice), or pod (of a node of Kubernetes, with --space namespace; the socket is then taken from a sidecar that serves it). All but uid need Linux 6.5 and cgroup v2, and whoever is in no unit, or pod, may not use the sidecar")
+	f.Var(&s.principal, "principal", "for whom the limits of one user count: uid; unit (the systemd unit that the app is in; user-UID.slice for what a user has started); or pod (of a node of Kubernetes, with --space namespace; the sidecar then takes the socket from one that serves it). unit and pod need Linux 6.5 and cgroup v2, and an app that is in no unit, or no pod, may not use the sidecar")
 	complete(cmd, "principal", principals...)
 	f.Var(&s.space, "space", "who sees whose locks: one (all apps of this sidecar have one space of names), unit (each systemd unit has its own, with --principal unit: UNIT/name in the store; nobody sees, holds or releases what is in another one), or namespace (the same for namespaces of Kubernetes, with --principal pod)")
 	complete(cmd, "space", spaces...)
-	f.StringSliceVar(&s.spacesOf, "space-of", nil, "UNIT=SPACE: that unit has the space of that name, with --space unit, as one or several other units; UNIT=/ sees all spaces, with names such as web.service/orders. With --space namespace: NAMESPACE=SPACE")
+	f.StringSliceVar(&s.spacesOf, "space-of", nil, "UNIT=SPACE, with --space unit: that unit has the space of that name, alone or together with others; UNIT=/: it sees all spaces, with names such as web.service/orders. NAMESPACE=SPACE, with --space namespace")
 	f.UintSliceVar(&s.allowUIDs, "allow-uid", nil, "users who may connect (default: whom the socket's mode lets)")
 	f.UintSliceVar(&s.allowGIDs, "allow-gid", nil, "groups whose members may connect")
 	f.StringSliceVar(&s.allowUnits, "allow-unit", nil, "systemd units whose processes may connect, with --principal unit")
 	f.StringSliceVar(&s.allowAccounts, "allow-service-account", nil, "NAMESPACE/NAME: pods of these service accounts may connect, with --principal pod; each part may end in *")
 	f.StringVar(&s.podsFolder, "pods-folder", "/run/locksidecar-node/pods", "where the node's driver (locksidecar csi) writes down which pods there are, with --principal pod")
-	f.StringVar(&s.socketsFolder, "sockets-folder", "/run/locksidecar-node/sockets", "where that driver makes a folder for each pod, in which this sidecar makes a socket for it, with the name of --socket, with --principal pod")
+	f.StringVar(&s.socketsFolder, "sockets-folder", "/run/locksidecar-node/sockets", "where that driver makes a folder for each pod, with --principal pod; this sidecar makes a socket for the pod in it, with the name of --socket")
 	f.UintSliceVar(&s.adminUIDs, "admin-uid", nil, "users who may take locks from others (default: root and the sidecar's own user, if there is no --admin-unit either)")
 	f.StringSliceVar(&s.adminUnits, "admin-unit", nil, "systemd units whose processes may take locks from others, with --principal unit")
 	f.IntVar(&s.sessions.Sessions, "max-sessions", session.DefaultSessions, "app sessions at a time")
 	f.IntVar(&s.sessions.SessionsPerUID, "max-sessions-per-uid", session.DefaultSessionsPerUID, "app sessions of one user at a time")
-	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "of one session, together: locks, requests for locks (also those that it has given up, until the store has answered), and losses that it has not acknowledged")
+	f.IntVar(&s.sessions.HoldsPerSession, "max-holds", session.DefaultHoldsPerSession, "what one session may have together: locks, requests for locks (also those that it has given up, until the store has answered), and losses that it has not acknowledged")
 	f.IntVar(&s.sessions.DetachedPerUID, "max-detached-per-uid", session.DefaultDetachedPerUID, "holds that one user has detached and that are not known to be over")
 	f.IntVar(&s.sessions.HoldsPerUID, "max-holds-per-uid", session.DefaultHoldsPerUID, "the same of all sessions of one user")
 	f.IntVar(&s.sessions.WaitersPerSession, "max-waiters", session.DefaultWaitersPerSession, "waiting requests of one session at a time")
-	f.IntVar(&s.sessions.InFlight, "max-in-flight", session.DefaultInFlight, "of all apps, together: requests for locks that are not answered yet, or were given up and the store has not answered, and what else the store is asked")
+	f.IntVar(&s.sessions.InFlight, "max-in-flight", session.DefaultInFlight, "what all apps may have together: requests for locks that are not answered yet, or that were given up before the store has answered, and other requests to the store")
 	f.IntVar(&s.sessions.InFlightPerUID, "max-in-flight-per-uid", 0, "the same of one user (default three quarters of --max-in-flight)")
 	f.IntVar(&s.api.Connections, "max-connections", 0, "connections at a time (default 4096, or what the limit of open files allows)")
 	f.IntVar(&s.api.ConnectionsPerUID, "max-connections-per-uid", 0, "connections of one user at a time (default three quarters of --max-connections)")

@@ -26,13 +26,13 @@ func newShards(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shards",
 		Short: "Show or replace the set of shards that stores belong to",
-		Long: `Shards asks each store of --store to which set of shards it belongs. A sidecar serves
-no locks of a store that belongs to another set than its own --store names: two sidecars would
-look for one lock at two places.
+		Long: `Shards asks each store of --store to which set of shards it belongs. A sidecar serves no
+locks of a store that belongs to another set than its own --store names. Otherwise two sidecars
+could look for one lock at two places.
 
 To change the set, stop all sidecars that use it, run this with --replace and the new
---store, and start the sidecars with the new --store. They get leases after 15 seconds. With one store, it
-is no shard any more.
+--store, and start the sidecars with the new --store. They get leases after 15 seconds. If you
+name only one store, it is no shard any more.
 Locks that are detached or kept by min_hold, and what was done once, stay at the store where they are:
 the sidecars do not find those whose names have another shard now.
 
