@@ -350,7 +350,14 @@ class Run:
 
     def _do_stop(self, step: dict[str, Any]) -> None:
         pid = os.getpid()
-        subprocess.run(["sh", "-c", f"kill -STOP {pid}; sleep {step['time'] / 1000}; kill -CONT {pid}"], check=True)
+        command = ["sh", "-c", f"sleep 0.2; kill -STOP {pid}; sleep {step['time'] / 1000}; kill -CONT {pid}"]
+        if "hold" not in step:
+            subprocess.run(command, check=True)
+            return
+        with subprocess.Popen(command) as stopper:  # the app asks about it again and again meanwhile
+            while stopper.poll() is None:
+                self._holds[step["hold"]].check()
+        assert stopper.returncode == 0
 
     # What becomes of the sidecars, and what they show.
 

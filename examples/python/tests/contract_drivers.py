@@ -31,11 +31,6 @@ class Driver(Protocol):
     def close(self) -> None: ...
 
 
-def can_do(case: dict[str, Any]) -> bool:
-    """Whether the client can: its check goes by the clock, and does not read first."""
-    return "unread" not in case.get("needs", ())
-
-
 class Threads:
     """Locks in threads, which nothing can interrupt from outside."""
 
@@ -96,7 +91,7 @@ class Threads:
 
     @staticmethod
     def can_do(case: dict[str, Any]) -> bool:
-        return can_do(case) and all(step["do"] != "cancel" for step in case["steps"])
+        return all(step["do"] != "cancel" for step in case["steps"])
 
     def close(self) -> None:
         pass
@@ -165,7 +160,7 @@ class Tasks:
 
     @staticmethod
     def can_do(case: dict[str, Any]) -> bool:
-        return can_do(case) and "fork" not in case.get("needs", ())  # its loop runs in a thread, which does not go on in a child
+        return "fork" not in case.get("needs", ())  # its loop runs in a thread, which does not go on in a child
 
     def close(self) -> None:
         for task in self._tasks:

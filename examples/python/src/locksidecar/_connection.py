@@ -38,6 +38,11 @@ _OPEN_TIMEOUT = 5.0
 _MOST = (65536,)
 
 
+# So often an end is put off in a row, while the thread reads what had come before it.
+_MOST_PUT_OFF = 20
+# So long one who finds an end by the clock waits for the thread to read what has come.
+_SETTLE = 0.05
+
 IN_THE_MIDDLE = "this signal handler has interrupted a request of its own thread: ask in another thread"
 
 
@@ -49,6 +54,7 @@ class Connection:
         # Reentrant, as a signal handler may look at a hold while this very thread does.
         self.mutex = threading.RLock()
         self.core = Core(self.mutex)
+        self.core.settle = self._settle
         self._retired = False
         self._sending = False  # in a thread, what the sidecar did not take at once
         self._untold: list[Callable[[], object]] = []
@@ -108,11 +114,13 @@ class Connection:
 
     def _read(self) -> None:
         reading = self._reading
+        put_off = 0  # so often in a row is an end put off, for what stands unread may have come in time
         while self.core.error is None and self.pid == os.getpid():
             if reading.left:
                 reading.wait()
+            put_off = put_off + 1 if put_off < _MOST_PUT_OFF and self.core.is_due() and self._stands() else 0
             with self.mutex:
-                timeout = self.core.look()
+                timeout = 0.0 if put_off else self.core.look()
             if reading.left:
                 if self.core.error is None and not reading.wanted():
                     continue
@@ -304,6 +312,20 @@ class Connection:
         reading = self._reading
         with self.mutex:  # who reads, and is no caller, has it until the bytes are in the inbox
             return bool(self.core.inbox) or reading.left and reading.asleep or reading.shared and readable(self._in, 0.0)
+
+    def _stands(self) -> bool:
+        """Whether something has come that nobody has taken."""
+        with self.mutex:
+            return bool(self.core.inbox) or self._reading.shared and readable(self._in, 0.0)
+
+    def _settle(self) -> None:
+        """An end is found by the clock: let the thread first take what has come. It takes milliseconds, where that runs."""
+        if self._thread is None or self._thread is threading.current_thread() or self._interrupted():
+            return
+        end = time.monotonic() + _SETTLE
+        while self.core.error is None and self._stands() and time.monotonic() < end:
+            self._reading.call()
+            time.sleep(0.0005)
 
     def _tick(self) -> None:
         if self._unread():

@@ -147,14 +147,17 @@ class Hold:
         return self.problem
 
     def _over(self, end: Callable[[], float]) -> LockLost | None:
+        if self.entered and end() <= boot_time():
+            self.session.settle()
         with self.session.mutex:  # news may come at this moment
             if self.problem is None and self.entered and end() <= boot_time():
                 self.session.silence(self)
             return self.problem
 
     def valid_for(self) -> float:
+        lost = self.look()
         with self.session.mutex:
-            if self.look() is not None or not self.entered:
+            if lost is not None or self.problem is not None or not self.entered:
                 return 0.0
             return max(0.0, self.end() - boot_time())
 

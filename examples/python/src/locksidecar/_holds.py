@@ -6,7 +6,7 @@ As in _core.py there is no input, no output and no lock here: who calls has the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._call import NOTHING, PLAIN_GRANT, Call
@@ -23,6 +23,9 @@ MAX_LOOK = 1.0
 _MOST_EARLY = 10_000
 
 
+def _nothing() -> None: ...
+
+
 class Holds:
     def __init__(self, mutex: Any) -> None:
         self.mutex = mutex  # of the shell, for those who look at a hold
@@ -34,6 +37,8 @@ class Holds:
         self.clock = SidecarClock()
         self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
         self._look_at = math.inf  # no hold ends before that without a word
+        # Lets who reads take what has come, before an end is found by the clock. Without the mutex.
+        self.settle: Callable[[], None] = _nothing
 
     @property
     def slack(self) -> float:
@@ -175,6 +180,10 @@ class Holds:
             hold,
             LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason, grace_end=grace),
         )
+
+    def is_due(self) -> bool:
+        """Whether look may find an end."""
+        return self._look_at <= boot_time()
 
     def look(self) -> float | None:
         """Notice the ends that have come. When to look again, in seconds; None: when something is granted.

@@ -139,7 +139,7 @@ class Session(Connection):
             if left <= 0:
                 if call.late is None:
                     call.late = now  # which may be long after the end: this process was stopped, say
-                if now - call.late > PATIENCE or not self._unread():
+                if now - call.late > PATIENCE or not (self._unread() or call.done):  # it may just have been read
                     raise self._too_late(call)
                 left = _SOON  # who reads has only to come to it
             step = min(step, left)
