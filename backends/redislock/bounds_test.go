@@ -53,7 +53,7 @@ func longest(t *testing.T, b *Backend, but int, f func()) time.Duration {
 // took too long is done again, and must then have a round in which it did not.
 // Issue 9, 3.5.
 func TestStepsAreBounded(t *testing.T) {
-	const limit, rounds = 8 * time.Millisecond, 5
+	const limit, rounds = 15 * time.Millisecond, 5
 	s := testengine.New(t, testengine.Redis)
 	took := make(map[string]time.Duration) // the least of all rounds
 	for i := range rounds {
