@@ -105,7 +105,7 @@ def test_a_task_that_asks_again_and_again_leaves_turns_to_others(
     client = connect()
     reading = client.session()._reading
     monkeypatch.setattr("locksidecar._ticks._RUN", run)
-    monkeypatch.setattr(reading, "comes_at_once", lambda: readable(reading._sock, PATIENCE))
+    monkeypatch.setattr(reading, "comes_at_once", lambda moment: readable(reading._sock, PATIENCE))
     monkeypatch.setattr(reading, "come_back", lambda: None)  # the thread reads no more
     turns = 0
 
@@ -140,7 +140,7 @@ def test_after_an_answer_that_did_not_come_at_once_others_run_meanwhile(
     reading = left_to_callers(client)._reading
     asked = 0
 
-    def comes_late() -> bool:
+    def comes_late(moment: float) -> bool:
         nonlocal asked
         asked += 1
         return False
@@ -168,8 +168,8 @@ def test_a_frozen_sidecar_does_not_stop_a_loop(
         comes_at_once = reading.comes_at_once
         monkeypatch.setattr(reading, "come_back", lambda: None)  # the thread reads no more
 
-        def look() -> bool:
-            looks.append(comes_at_once())
+        def look(moment: float) -> bool:
+            looks.append(comes_at_once(moment))
             return looks[-1]
 
         monkeypatch.setattr(reading, "comes_at_once", look)

@@ -209,6 +209,7 @@ class Connection:
         reading.turns += 1
         with reading.turn:
             if reading.left:
+                reading.watch()
                 reading.asleep = True
                 try:
                     core.inbox.extend(map(self._in.recv, _MOST))  # in one step for signals

@@ -15,7 +15,8 @@ A task does the same. An answer that comes at once, as from a sidecar that need 
 reads itself, while its loop stands still for a moment; else the loop reads it: see Ticks for who
 takes turns. It looks again and again meanwhile and gives the processor to the sidecar in between,
 if that runs on the same one. To sleep with so short a limit would take longer than the answer:
-the kernel sets a timer for it.
+the kernel sets a timer for it. A thread looks as well before it sleeps, as long as answers come at
+once: to be woken takes about as long as the answer.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from ._hold import Bell
 
 # So long a caller reads by itself, and so long the thread waits for callers.
 PAUSE = 0.005
+# So long a thread looks for its answer before it sleeps.
+_MOMENT = 0.0001
+# After an answer that did not come at once, so many are awaited asleep.
+PATIENT = 64
 # After so many answers in a row, none of them due at the same time as another, callers read.
 _FEW_SINGLE = 4
 
@@ -83,14 +88,22 @@ class Reading:
         self.left = False  # to the callers. It changes from that by one who has the turn, too
         self.asleep = False  # a caller, in recv; or it was, and an interrupt has struck
         self.turns = 0  # of callers
+        self._patient = 0  # so many answers more do threads wait for asleep
         self._seen = -1  # turns, at the last look
         self._single = 0  # answers
         self.bell = Bell()  # rung: the thread is called, and callers leave it to that
         self.loops: dict[asyncio.AbstractEventLoop, LoopReader] = {}
 
-    def comes_at_once(self) -> bool:
-        """A loop waits for an answer, and does nothing else meanwhile. False: it does not come soon."""
-        end = time.monotonic() + self.moment
+    def watch(self) -> None:
+        """A thread that has the turn looks for its answer, while most come at once. To be woken would take as long again."""
+        if self._patient:
+            self._patient -= 1
+        elif not self.comes_at_once(_MOMENT):
+            self._patient = PATIENT
+
+    def comes_at_once(self, moment: float) -> bool:
+        """The caller looks for an answer for so long, and does nothing else meanwhile. False: it does not come soon."""
+        end = time.monotonic() + moment
         try:
             while not (came := self._look(0)) and time.monotonic() < end:
                 os.sched_yield()

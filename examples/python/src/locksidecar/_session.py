@@ -74,7 +74,7 @@ class Session(Connection):
         ticks = self._ticks.get(loop) or self._new_ticks(loop)
         if not ticks.hurries():
             return call.done
-        if not reading.comes_at_once():
+        if not reading.comes_at_once(reading.moment):
             ticks.missed()
         elif not self._take_what_is_there(call) or calls:
             reading.call()

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 
 from ._errors import LockSidecarError
+from ._reading import PATIENT
 
 # So long a task may go on from answer to answer while others wait for the loop.
 _RUN = 0.001
-# After an answer that did not come at once, so many are awaited.
-_PATIENT = 64
 
 
 class Ticks:
@@ -42,7 +41,7 @@ class Ticks:
 
     def missed(self) -> None:
         """An answer did not come at once: nor will the next ones."""
-        self._patient = _PATIENT
+        self._patient = PATIENT
 
     def add(self, answered: asyncio.Future[None], step: Callable[[], float]) -> None:
         """step: for how long it waits before the next look. LockSidecarError: it has waited for too long."""
