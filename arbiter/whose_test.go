@@ -25,7 +25,7 @@ func TestWhatOthersWaitForHasATurn(t *testing.T) {
 	inHouse(t, func(h *house) {
 		a, b := h.side(Options{Turns: 9, Park: time.Second}), h.side(Options{Turns: 9})
 		w := &whose{Contender: a.way.Lease.(lock.Contender)}
-		synctest.Wait() // what the lease has begun has its channel
+		synctest.Wait() // the lease's goroutine has read what is replaced here
 		a.way.Lease = w
 		time.Sleep(time.Second) // the clock begins at 0, which is no moment
 		a.parks()

@@ -15,30 +15,61 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// TestTurns: where one asks for more than a trip takes, others do not wait for all of that. What is for one keeps its order.
-func TestTurns(t *testing.T) {
+// queue is a batcher whose Redis stands still, so that what it is handed waits.
+type queue struct {
+	b      *batcher
+	client redis.UniversalClient
+	resume func()
+	all    sync.WaitGroup
+}
+
+func newQueue(t *testing.T) *queue {
+	t.Helper()
 	server := testengine.New(t, testengine.Redis)
 	client := plain(t, strings.TrimPrefix(server.URL(), "redis://")+"?timeout=1m")
-	b := newBatcher(sender{client: client}, time.Minute)
-	defer b.sending.Wait()
+	q := &queue{b: newBatcher(sender{client: client}, time.Minute), client: client}
+	t.Cleanup(q.b.sending.Wait)
 	if err := client.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	resume := testengine.Pause(t, server)
-	var all sync.WaitGroup
+	q.resume = testengine.Pause(t, server)
+	return q
+}
+
+// hand has a text noted in Redis, for one who asks; "": nobody says for whom. It waits until the request stands in the queue.
+func (q *queue) hand(t *testing.T, from, text string) {
+	t.Helper()
+	blocks := make(chan struct{})
+	ctx := lock.WithBlocking(t.Context(), sync.OnceFunc(func() { close(blocks) }))
+	if from != "" {
+		ctx = context.WithValue(ctx, lock.FromKey{}, from)
+	}
+	q.all.Go(func() {
+		if err := q.b.Process(ctx, redis.NewCmd(ctx, "rpush", "order", text)); err != nil {
+			t.Error(err)
+		}
+	})
+	<-blocks
+}
+
+// order lets Redis go on, and tells in which order it has carried out all.
+func (q *queue) order(t *testing.T, want int) []string {
+	t.Helper()
+	q.resume()
+	q.all.Wait()
+	order, err := q.client.LRange(t.Context(), "order", 0, -1).Result()
+	if err != nil || len(order) != want {
+		t.Fatalf("Redis has carried out %d, %v", len(order), err)
+	}
+	return order
+}
+
+// TestTurns: where one asks for more than a trip takes, others do not wait for all of that. What is for one keeps its order.
+func TestTurns(t *testing.T) {
+	q := newQueue(t)
 	want := map[string][]string{}
 	hand := func(from, what string) {
-		blocks := make(chan struct{})
-		ctx := lock.WithBlocking(t.Context(), sync.OnceFunc(func() { close(blocks) }))
-		if from != "" {
-			ctx = context.WithValue(ctx, lock.FromKey{}, from)
-		}
-		all.Go(func() {
-			if err := b.Process(ctx, redis.NewCmd(ctx, "rpush", "order", from+" "+what)); err != nil {
-				t.Error(err)
-			}
-		})
-		<-blocks
+		q.hand(t, from, from+" "+what)
 		want[from] = append(want[from], from+" "+what)
 	}
 	hand("", "is on its way")
@@ -51,12 +82,7 @@ func TestTurns(t *testing.T) {
 			hand(from, what)
 		}
 	}
-	resume()
-	all.Wait()
-	order, err := client.LRange(t.Context(), "order", 0, -1).Result()
-	if err != nil || len(order) != 1+many+9 {
-		t.Fatalf("Redis has carried out %d, %v", len(order), err)
-	}
+	order := q.order(t, 1+many+9)
 	for from, asked := range want {
 		var got []string
 		for i, o := range order {
@@ -71,45 +97,22 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%q: %q, want %q", from, got, asked)
 		}
 	}
-	b.mu.Lock()
-	if n := b.waiting.Len(); b.busy || n > 0 {
-		t.Errorf("left: busy %v, %d wait", b.busy, n)
+	q.b.mu.Lock()
+	if n := q.b.waiting.Len(); q.b.busy || n > 0 {
+		t.Errorf("left: busy %v, %d wait", q.b.busy, n)
 	}
-	b.mu.Unlock()
+	q.b.mu.Unlock()
 }
 
 // Who asks for one thing does not wait for all that others ask for who are more than a trip takes.
 func TestTurnsBesideManyWhoAskForMuch(t *testing.T) {
-	server := testengine.New(t, testengine.Redis)
-	client := plain(t, strings.TrimPrefix(server.URL(), "redis://")+"?timeout=1m")
-	b := newBatcher(sender{client: client}, time.Minute)
-	defer b.sending.Wait()
-	if err := client.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	resume := testengine.Pause(t, server)
-	var all sync.WaitGroup
-	hand := func(from string) {
-		blocks := make(chan struct{})
-		ctx := lock.WithBlocking(context.WithValue(t.Context(), lock.FromKey{}, from), sync.OnceFunc(func() { close(blocks) }))
-		all.Go(func() {
-			if err := b.Process(ctx, redis.NewCmd(ctx, "rpush", "order", from)); err != nil {
-				t.Error(err)
-			}
-		})
-		<-blocks
-	}
+	q := newQueue(t)
 	const many, each = maxBatch + 16, 8
 	for i := range many * each {
-		hand(strconv.Itoa(i % many))
+		q.hand(t, strconv.Itoa(i%many), strconv.Itoa(i%many))
 	}
-	hand("late")
-	resume()
-	all.Wait()
-	order, err := client.LRange(t.Context(), "order", 0, -1).Result()
-	if err != nil || len(order) != many*each+1 {
-		t.Fatalf("Redis has carried out %d, %v", len(order), err)
-	}
+	q.hand(t, "late", "late")
+	order := q.order(t, many*each+1)
 	if at := slices.Index(order, "late"); at > 2*maxBatch {
 		t.Errorf("it comes as number %d", at)
 	}

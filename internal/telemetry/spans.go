@@ -146,8 +146,8 @@ func (l *tracedLease) Acquire(ctx context.Context, q lock.Request) (lock.Grant, 
 //
 //go:noinline
 func (l *tracedLease) begin(ctx context.Context, q *lock.Request) (context.Context, trace.Span) {
-	if begun, waits := l.waits.LoadAndDelete(q.ID); waits {
-		span := begun.(trace.Span)
+	if value, waits := l.waits.LoadAndDelete(q.ID); waits {
+		span := value.(trace.Span)
 		return trace.ContextWithSpan(ctx, span), span
 	}
 	return l.t.client(ctx, "store acquire",
