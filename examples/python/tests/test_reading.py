@@ -155,6 +155,23 @@ def test_after_an_answer_that_did_not_come_at_once_others_run_meanwhile(
     assert asked <= 400 / 64 + 1
 
 
+def test_a_look_that_takes_long_is_the_last_for_a_while(connect: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another thread computes, each step of a look waits for it, and a sleep in recv would wait once."""
+    reading = connect().session()._reading
+    asked = 0
+
+    def comes_after_others(moment: float) -> bool:
+        nonlocal asked
+        asked += 1
+        time.sleep(0.005)
+        return True
+
+    monkeypatch.setattr(reading, "comes_at_once", comes_after_others)
+    for _ in range(200):
+        reading.watch()
+    assert asked <= 200 / 64 + 1
+
+
 @pytest.mark.timeout(60)  # a loop that stands still cannot end the test itself
 @pytest.mark.parametrize("loop_wait", [0, 0.0001, 0.01])
 def test_a_frozen_sidecar_does_not_stop_a_loop(

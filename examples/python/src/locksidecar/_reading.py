@@ -98,8 +98,11 @@ class Reading:
         """A thread that has the turn looks for its answer, while most come at once. To be woken would take as long again."""
         if self._patient:
             self._patient -= 1
-        elif not self.comes_at_once(_MOMENT):
-            self._patient = PATIENT
+        else:
+            end = time.monotonic() + _MOMENT
+            # Where others want the GIL, or the processor, each step of the look may wait for them, and it takes longer.
+            if not self.comes_at_once(_MOMENT) or time.monotonic() > end:
+                self._patient = PATIENT
 
     def comes_at_once(self, moment: float) -> bool:
         """The caller looks for an answer for so long, and does nothing else meanwhile. False: it does not come soon."""
