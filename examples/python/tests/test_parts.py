@@ -245,10 +245,10 @@ def test_a_look_at_many_holds_is_not_one_at_each(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Hold, "silent_at", noted)
     for _ in range(50):
-        assert sidecar.core.look() == MAX_LOOK
+        assert sidecar.core.look(boot_time()) == MAX_LOOK
     assert len(looked) < 50
     soon = sidecar.grant(-60.0, boot_time())  # ends before all others
-    sidecar.core.look()
+    sidecar.core.look(boot_time())
     assert soon.problem is not None and not any(hold.problem for hold in holds)
     sooner = sidecar.grant(900.0, boot_time())
     change = Call("extend", {"lockId": sooner.lock_id, "maxHold": "-60s"}, about=sooner)
@@ -257,7 +257,7 @@ def test_a_look_at_many_holds_is_not_one_at_each(monkeypatch: pytest.MonkeyPatch
         change, "extended", lockId=sooner.lock_id, resource="r", mode="EXCLUSIVE", fence="1", validFor="9s",
         countedAt=f"{boot_time()}s",
     )  # fmt: skip
-    sidecar.core.look()
+    sidecar.core.look(boot_time())
     assert sooner.problem is not None
 
 

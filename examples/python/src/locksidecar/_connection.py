@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from ._call import Call
+from ._clock import boot_time
 from ._core import AT_ONCE, Core
 from ._holds import MAX_LOOK
 from ._errors import LockLost, LockSidecarError, SessionClosed, SidecarGone, SidecarSilent
@@ -38,8 +39,9 @@ _OPEN_TIMEOUT = 5.0
 _MOST = (65536,)
 
 
-# So often an end is put off in a row, while the thread reads what had come before it.
-_MOST_PUT_OFF = 20
+# So often an end is put off in a row, while the thread reads what had come before it: four times are enough for what
+# the socket holds, and a few more for the turn. A stream of other news must not put it off for longer.
+_MOST_PUT_OFF = 8
 # So long one who finds an end by the clock waits for the thread to read what has come.
 _SETTLE = 0.05
 
@@ -118,9 +120,12 @@ class Connection:
         while self.core.error is None and self.pid == os.getpid():
             if reading.left:
                 reading.wait()
-            put_off = put_off + 1 if put_off < _MOST_PUT_OFF and self.core.is_due() and self._stands() else 0
             with self.mutex:
-                timeout = 0.0 if put_off else self.core.look()
+                now = boot_time()  # first: what is over by then has had no news, if nothing stands after that
+                put_off = put_off + 1 if put_off < _MOST_PUT_OFF and self.core.is_due(now) and self._stands() else 0
+                timeout = 0.0 if put_off else self.core.look(now)
+            if put_off and reading.left:
+                reading.call()
             if reading.left:
                 if self.core.error is None and not reading.wanted():
                     continue
@@ -319,12 +324,15 @@ class Connection:
         with self.mutex:
             return bool(self.core.inbox) or self._reading.shared and readable(self._in, 0.0)
 
-    def _settle(self) -> None:
-        """An end is found by the clock: let the thread first take what has come. It takes milliseconds, where that runs."""
+    def _settle(self, over: Callable[[], bool]) -> None:
+        """An end is found by the clock: let the thread first take what has come. It takes milliseconds, where that runs.
+
+        over: whether it is still so. Other news may stand there again and again, and need no wait.
+        """
         if self._thread is None or self._thread is threading.current_thread() or self._interrupted():
             return
         end = time.monotonic() + _SETTLE
-        while self.core.error is None and self._stands() and time.monotonic() < end:
+        while self.core.error is None and over() and self._stands() and time.monotonic() < end:
             self._reading.call()
             time.sleep(0.0005)
 

@@ -180,8 +180,9 @@ class Held(_Held):
         def start() -> None:
             self._session.tell(run)
 
+        self._hold.look()  # with the mutex it could not wait for what has come
         with self._hold.session.mutex:
-            if self._hold.look() is None:
+            if self._hold.problem is None:
                 self._hold.listen(start)
                 return
         start()

@@ -148,7 +148,7 @@ class Hold:
 
     def _over(self, end: Callable[[], float]) -> LockLost | None:
         if self.entered and end() <= boot_time():
-            self.session.settle()
+            self.session.settle(lambda: self.problem is None and end() <= boot_time())
         with self.session.mutex:  # news may come at this moment
             if self.problem is None and self.entered and end() <= boot_time():
                 self.session.silence(self)

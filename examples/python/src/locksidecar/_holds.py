@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._call import NOTHING, PLAIN_GRANT, Call
-from ._clock import SidecarClock, boot_time
+from ._clock import SidecarClock
 from ._errors import LockLost
 from ._hold import Hold
 from ._model import MODES, Part, Wanted, seconds
@@ -23,7 +23,7 @@ MAX_LOOK = 1.0
 _MOST_EARLY = 10_000
 
 
-def _nothing() -> None: ...
+def _nothing(over: Callable[[], bool]) -> None: ...
 
 
 class Holds:
@@ -38,7 +38,7 @@ class Holds:
         self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
         self._look_at = math.inf  # no hold ends before that without a word
         # Lets who reads take what has come, before an end is found by the clock. Without the mutex.
-        self.settle: Callable[[], None] = _nothing
+        self.settle: Callable[[Callable[[], bool]], None] = _nothing
 
     @property
     def slack(self) -> float:
@@ -181,18 +181,17 @@ class Holds:
             LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason, grace_end=grace),
         )
 
-    def is_due(self) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether look may find an end."""
-        return self._look_at <= boot_time()
+        return self._look_at <= now
 
-    def look(self) -> float | None:
-        """Notice the ends that have come. When to look again, in seconds; None: when something is granted.
+    def look(self, now: float) -> float | None:
+        """Notice the ends that have come by now, a moment of boot_time. When to look again, in seconds; None: when something is granted.
 
         One look at all holds tells when the next is due: each that is read would be too many.
         """
         if not self.holds:
             return None
-        now = boot_time()
         if self._look_at <= now:
             self._look_at = math.inf
             for hold in list(self.holds.values()):

@@ -215,6 +215,7 @@ class Session(Connection):
         if mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
             return None
         assert hold is not None
+        hold.look()  # with the mutex it could not wait for what has come
         with mutex:
             now = boot_time()
             problem = hold.problem
