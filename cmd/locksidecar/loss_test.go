@@ -13,20 +13,27 @@ import (
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
-// worker is a CMD that notes in a file what it does every 10 ms, with a child
-// that does it too. Neither ends when it is asked to.
-const worker = `
+// works are lines of a script in bash that note in a file, every 10 ms, when that is, in ns since the epoch. They start
+// no program for it: that would be two each time, and several of these work at the same time for seconds. Instead of sleep,
+// bash reads from a pipe into which nobody writes.
+const works = `
+exec 3<> <(:)
+work() { while :; do echo "${EPOCHREALTIME/[.,]/}000" >>"$1"; read -rt 0.01 -u 3; done; }
+`
+
+// worker is a CMD that works, with a child that does it too. Neither ends when it is asked to.
+const worker = works + `
 trap 'echo term >>"$1.term"' TERM
-(trap '' TERM; while :; do date +%s%N >>"$1"; sleep 0.01; done) &
+(trap '' TERM; work "$1") &
 echo $$ $! >"$1.pids"
-while :; do date +%s%N >>"$1"; sleep 0.01; done
+work "$1"
 `
 
 // startWorker runs worker under a lock and waits until it works.
 func startWorker(t *testing.T, args ...string) (run *program, log string) {
 	t.Helper()
 	log = filepath.Join(t.TempDir(), "log")
-	run = launch(t, nil, binary, append(append([]string{"run"}, args...), "--", "sh", "-c", worker, "sh", log)...)
+	run = launch(t, nil, binary, append(append([]string{"run"}, args...), "--", "bash", "-c", worker, "bash", log)...)
 	eventually(t, "CMD works", func() bool {
 		_, err := os.Stat(log)
 		return err == nil && len(workerPIDs(log)) == 2

@@ -45,7 +45,7 @@ func startJob(t *testing.T, flags []string, before, script string) *jobShell {
 	log := filepath.Join(dir, "log")
 	file := filepath.Join(dir, "job")
 	words := []string{binary, "run"}
-	for _, f := range append(flags, "a", "--", "sh", "-c", script, "sh", log) {
+	for _, f := range append(flags, "a", "--", "bash", "-c", script, "bash", log) {
 		words = append(words, shellQuote(f))
 	}
 	if err := os.WriteFile(file, []byte("echo $$ >"+log+".run\nexec "+strings.Join(words, " ")+"\n"), 0o600); err != nil {
@@ -118,7 +118,7 @@ func TestCtrlZForLongerThanTheTTL(t *testing.T) {
 
 // daemonizer is a CMD whose child works in a session of its own.
 const daemonizer = `
-setsid sh -c 'trap "" TERM HUP; echo $$ $$ >"$1.pids"; while :; do date +%s%N >>"$1"; sleep 0.01; done' sh "$1" &
+setsid bash -c 'trap "" TERM HUP; echo $$ $$ >"$1.pids"; ` + works + ` work "$1"' bash "$1" &
 while :; do sleep 1; done
 `
 
