@@ -129,7 +129,8 @@ func tap(t *testing.T, dir string, env []string, argv ...string) {
 // Each file runs by itself, beside the others: most of the time of each is a wait.
 func TestPython(t *testing.T) {
 	t.Parallel()
-	env := append(stores(t), pythonEnv...)
+	// pytest loads the plugins of all packages that are installed, and none of our tests uses one but this.
+	env := append(append(stores(t), pythonEnv...), "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1")
 	interpreter := python(t)
 	files, err := filepath.Glob("python/tests/test_*.py")
 	if err != nil || len(files) == 0 {
@@ -139,7 +140,7 @@ func TestPython(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".py"), func(t *testing.T) {
 			t.Parallel()
 			results := filepath.Join(t.TempDir(), "results.xml")
-			out, ok := suite(t, "python", env, interpreter, "-m", "pytest", "-q", "-o", "faulthandler_timeout=60", "--junitxml", results,
+			out, ok := suite(t, "python", env, interpreter, "-m", "pytest", "-p", "pytest_timeout", "-q", "-o", "faulthandler_timeout=60", "--junitxml", results,
 				strings.TrimPrefix(file, "python/"))
 			reportJUnit(t, out, ok, results)
 		})
