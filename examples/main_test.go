@@ -31,8 +31,8 @@ func (t tests) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "locksidecar")
-	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", binary, "../cmd/locksidecar")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build` does
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags=-w", "-o", binary, "../cmd/locksidecar")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build` does, but for what debuggers need
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build the program:", err)

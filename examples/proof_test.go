@@ -16,7 +16,7 @@ import (
 // proofs are the programs that end with what they have proven, in a folder.
 var proofs = sync.OnceValues(func() (dir string, err error) {
 	dir = filepath.Join(filepath.Dir(binary), "proofs") // which goes with it
-	build := exec.CommandContext(context.Background(), "go", "build", "-o", dir+"/", "./cron", "./trade")
+	build := exec.CommandContext(context.Background(), "go", "build", "-ldflags=-w", "-o", dir+"/", "./cron", "./trade")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as the program, with which they share most packages
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the programs: %w\n%s", err, out)

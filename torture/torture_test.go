@@ -60,7 +60,7 @@ func (t tests) Run() int {
 
 // build builds the sidecar with the versions of its own go.mod.
 func build(path string, more ...string) error {
-	cmd := exec.Command("go", append(append([]string{"build", "-tags", "grpcnotrace", "-o", path}, more...), "./cmd/locksidecar")...)
+	cmd := exec.Command("go", append(append([]string{"build", "-tags", "grpcnotrace", "-ldflags=-w", "-o", path}, more...), "./cmd/locksidecar")...)
 	cmd.Dir, cmd.Env = "..", append(os.Environ(), "CGO_ENABLED=0") // as `make build` does
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the sidecar: %w\n%s", err, out)

@@ -49,8 +49,8 @@ func (t tests) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "locksidecar")
-	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-X main.version=v0.0.0-test", "-o", binary, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build` does
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-w -X main.version=v0.0.0-test", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build` does, but for what debuggers need
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build the program:", err)

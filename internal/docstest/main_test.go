@@ -22,7 +22,7 @@ func (t tests) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	bin = filepath.Join(dir, "bin")
-	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", filepath.Join(bin, "locksidecar"), root+"/cmd/locksidecar")
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags=-w", "-o", filepath.Join(bin, "locksidecar"), root+"/cmd/locksidecar")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build` does
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
