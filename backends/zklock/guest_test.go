@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -55,6 +57,10 @@ func TestGuestWhoseSessionEnds(t *testing.T) {
 	if _, err := b.Get(t.Context(), "r"); err != nil {
 		t.Fatal(err)
 	}
+	c := stranger(t, s.URL())
+	if leases, _, err := c.Children(b.tree.leases()); err != nil || len(leases) != 1 {
+		t.Fatalf("before it ends: leases %v, %v, want one", leases, err)
+	}
 	server := way.Targets()[0]
 	way.Shut(server)
 	way.sever()
@@ -63,10 +69,12 @@ func TestGuestWhoseSessionEnds(t *testing.T) {
 		_, err := b.Get(t.Context(), "r")
 		looked <- err
 	}()
-	c := stranger(t, s.URL())
 	eventually(t, "its session has ended", func() error {
 		leases, _, err := c.Children(b.tree.leases())
-		if err == nil && len(leases) > 0 {
+		switch {
+		case errors.Is(err, zk.ErrNoNode): // the server has removed the empty container too
+			return nil
+		case err == nil && len(leases) > 0:
 			err = fmt.Errorf("leases %v", leases)
 		}
 		return err
