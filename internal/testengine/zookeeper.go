@@ -43,6 +43,7 @@ func startZooKeeperWith(ctx context.Context, m machine, ports []int, settings fu
 	if err != nil {
 		return nil, err
 	}
+	archive := zooKeeperClasses(ctx, m, classes)
 	s := &store{m: m, kind: "one server", ports: ports}
 	var peers []string
 	if len(ports) > 1 {
@@ -62,7 +63,7 @@ func startZooKeeperWith(ctx context.Context, m machine, ports []int, settings fu
 		if z.dir, err = writeZooKeeper(ctx, n, i+1, append(settings(i), peers...)); err != nil {
 			return nil, err
 		}
-		args := zooKeeperArgs(classes)
+		args := zooKeeperArgs(classes, archive...)
 		n.program, n.argv = z, func(context.Context) ([]string, error) { return args, nil }
 		s.nodes = append(s.nodes, n)
 		all = append(all, n.Addr())
@@ -133,7 +134,8 @@ func forceSync() string {
 	return "no"
 }
 
-func zooKeeperArgs(classes string) []string {
+// zooKeeperArgs is how to start a server, with more options of Java.
+func zooKeeperArgs(classes string, more ...string) []string {
 	var threads []string
 	if !onDisk {
 		// A request is read and carried out by the threads that hear of it, and not handed to others. Between few
@@ -150,7 +152,7 @@ func zooKeeperArgs(classes string) []string {
 		// Candidates talk to each other at least twice a second; otherwise the
 		// pauses between grow to a minute.
 		"-Dzookeeper.fastleader.maxNotificationInterval=500",
-	}, threads, []string{
+	}, threads, more, []string{
 		"-cp", classes + ":.",
 		"org.apache.zookeeper.server.quorum.QuorumPeerMain", "./zoo.cfg",
 	})
