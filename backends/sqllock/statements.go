@@ -1,6 +1,7 @@
 package sqllock
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -100,8 +101,19 @@ func (l listed) with(name []byte, ids, leases [][]byte, k int64) Statement {
 
 // words puts the dialect's words and names in.
 func (q *statements) words(text string) string {
-	text = strings.NewReplacer("{now}", q.w.Now, "{server}", q.w.Server, "{readonly}", q.w.ReadOnly).Replace(text)
-	return Named(text, q.w.Table)
+	return braced(text, func(word string) (string, bool) {
+		switch {
+		case word == "now":
+			return q.w.Now, true
+		case word == "server":
+			return q.w.Server, true
+		case word == "readonly":
+			return q.w.ReadOnly, true
+		case slices.Contains(tableNames, word):
+			return q.w.Table(word), true
+		}
+		return "", false
+	})
 }
 
 // Numbered puts numbered arguments, such as $1, in the place of each ?.
