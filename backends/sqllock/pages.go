@@ -36,9 +36,6 @@ func (p pages) read(ctx context.Context, from interface {
 	}
 }
 
-// one is a statement that reads one row.
-func (p pages) one() Statement { return Statement{SQL: p.sql, Args: append(p.next(nil), 1)} }
-
 // waitersOf are those of a lease.
 func (q *statements) waitersOf(lease string) pages {
 	return pages{q.heldWaits, func(r Row) []any {

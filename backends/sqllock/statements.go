@@ -37,6 +37,7 @@ type statements struct {
 	delHandles                                                        listed
 	lookUp, lockHolds, moveHolds, delHolds, delWaits, delNotes, wantS listed
 
+	hanging                                          listed
 	heldWaits, heldRows, heldHolds, heldNotes        string
 	alive, notesOf                                   string
 	waiting, marks, granted                          listed
@@ -238,6 +239,10 @@ func newStatements(w Words) *statements {
 		"UNION ALL SELECT w.name, w.id, 0,", follower("w", " AND q.seq>w.seq"), "FROM (SELECT name, id, seq FROM {queue} WHERE lease=? LIMIT", some+") w",
 		") t WHERE several="+strconv.Itoa(isWanted), "OR follower<>? LIMIT", strconv.Itoa(behindAtATime))
 
+	hangs := func(table, lease string) string {
+		return "EXISTS (SELECT 1 FROM " + table + " WHERE " + lease + " IN (?leases))"
+	}
+	q.hanging = l("SELECT", hangs("{queue}", "lease"), "OR", hangs("{lock}", "x_lease"), "OR", hangs("{hold}", "lease"), "OR", hangs("{note}", "lease"))
 	// Who waits comes first: who is granted meanwhile is then seen twice, and not missed.
 	q.heldWaits = t("SELECT name, id, seq FROM {queue} WHERE lease=? AND name>=? AND NOT (name=? AND seq<=?) ORDER BY name, seq LIMIT ?")
 	q.heldRows = t("SELECT name, x_id FROM {lock} WHERE x_lease=? AND name>? ORDER BY name LIMIT ?")

@@ -13,18 +13,19 @@ const (
 	// sweepStep is how many rows one step of a sweep is about, and sweepers how many
 	// resources are swept at the same time.
 	sweepStep, sweepers = 200, 4
+	// sweepTogether is of how many leases at most one request asks whether anything is left. A power of four.
+	sweepTogether = 64
 )
 
 // sweep clears away what hangs on a lease that is over, in bounded steps: its waiters
 // first, so that none of them is in the way of others. found: there was something. What
 // somebody has locked is left for the next sweep.
 func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err error) {
-	q := b.sql
-	all := []pages{q.waitersOf(lease), q.rowsOf(lease), q.holdsOf(lease), q.notesAbout(lease)}
-	if there, err := b.anyOf(ctx, all); err != nil || !there { // usually: one trip
+	if there, err := b.anyOf(ctx, []string{lease}); err != nil || !there { // usually: one trip
 		return false, err
 	}
-	for i, p := range all {
+	q := b.sql
+	for i, p := range []pages{q.waitersOf(lease), q.rowsOf(lease), q.holdsOf(lease), q.notesAbout(lease)} {
 		end := b.sweepEach
 		if i == 1 {
 			end = b.sweepRows
@@ -47,17 +48,18 @@ func (b *Backend) sweep(ctx context.Context, lease string) (found bool, err erro
 	return found, nil
 }
 
-// anyOf tells whether there is anything of some kinds.
-func (b *Backend) anyOf(ctx context.Context, all []pages) (there bool, err error) {
-	batch := make([]Statement, len(all))
-	for i, p := range all {
-		batch[i] = p.one()
+// anyOf tells whether anything hangs on some leases.
+func (b *Backend) anyOf(ctx context.Context, leases []string) (there bool, err error) {
+	ids := texts(leases)
+	size := 1
+	for size < len(ids) {
+		size *= 4
 	}
-	res, err := b.pool.Do(ctx, "sweep", batch...)
-	for _, r := range res {
-		there = there || len(r.Rows) > 0
+	for len(ids) < size { // so that there are few texts, for a connection keeps each prepared
+		ids = append(ids, ids[0])
 	}
-	return there, err
+	res, err := b.pool.Do(ctx, "sweep", b.sql.hanging.with(nil, nil, ids, 0))
+	return err == nil && len(res[0].Rows) > 0 && res[0].Rows[0].Bool(0), err
 }
 
 // sweepEach clears rows away by the desks of their resources.

@@ -79,7 +79,7 @@ func (l *lease) Round(ctx context.Context, _ leasekit.KeeperRound, saw func(leas
 		b := leasekit.Beat{Lease: r.Text(0), Number: r.Int(1), TTL: millis(r.Int(2))}
 		there[b.Lease] = true
 		if r.Bool(3) {
-			l.overdue(b.Lease, now)
+			l.sawOver(b.Lease, now)
 		} else { // its own, too: what it has not renewed itself is over
 			longest = max(longest, b.TTL)
 			saw(b)
@@ -88,6 +88,7 @@ func (l *lease) Round(ctx context.Context, _ leasekit.KeeperRound, saw func(leas
 	l.mu.Lock()
 	maps.DeleteFunc(l.ended, func(id string, _ *overLease) bool { return !there[id] })
 	l.mu.Unlock()
+	leasekit.Ring(l.sweeps)                           // when all were seen, so that they are swept together
 	_, _ = l.b.keepMark(ctx, c, res[2].Rows, longest) // what fails is tried with the next round
 	return k, nil
 }
@@ -111,11 +112,17 @@ type overLease struct {
 	clean  bool          // nothing was left of it when it was swept last
 }
 
-// overdue has a lease swept that was ended, now and then, until it is forgotten. Those of
-// which something may be left come first, so that they do not wait for the many of which
-// nothing is.
+// overdue has a lease swept that was ended, now and then, until it is forgotten.
 func (l *lease) overdue(id string, now time.Duration) {
+	l.sawOver(id, now)
+	leasekit.Ring(l.sweeps)
+}
+
+// sawOver notes that a lease is to be swept. Those of which something may be left come first,
+// so that they do not wait for the many of which nothing is.
+func (l *lease) sawOver(id string, now time.Duration) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	o := l.ended[id]
 	if o == nil {
 		o = &overLease{since: now}
@@ -129,42 +136,67 @@ func (l *lease) overdue(id string, now time.Duration) {
 			l.dirty = append(l.dirty, id)
 		}
 	}
-	l.mu.Unlock()
-	leasekit.Ring(l.sweeps)
 }
 
-// nextSweep takes the lease that is to be swept next; "": there is none.
-func (l *lease) nextSweep() (id string) {
+// nextSweep takes the leases that are to be swept next: one of which something may be left, or many of which nothing was.
+// Of these the keeper hears with each of its rounds, for as long as lateRequest, and one sweep for all costs a trip.
+func (l *lease) nextSweep() (ids []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, q := range []*[]string{&l.dirty, &l.again} {
-		for len(*q) > 0 {
-			id, *q = (*q)[0], (*q)[1:]
+	take := func(q *[]string, most int) {
+		for len(*q) > 0 && len(ids) < most {
+			id := (*q)[0]
+			*q = (*q)[1:]
 			if o := l.ended[id]; o != nil && o.queued {
 				o.queued = false
-				return id
+				ids = append(ids, id)
 			}
 		}
 	}
-	return ""
+	if take(&l.dirty, 1); len(ids) == 0 {
+		take(&l.again, sweepTogether)
+	}
+	return ids
 }
 
-// sweepNext sweeps one lease, and has the next one swept.
+// sweepNext sweeps what is next, and has the rest swept.
 func (l *lease) sweepNext(ctx context.Context) {
-	id := l.nextSweep()
-	if id == "" {
+	ids := l.nextSweep()
+	if len(ids) == 0 {
 		return
 	}
 	defer leasekit.Ring(l.sweeps)
-	found, err := l.b.sweep(ctx, id)
+	if len(ids) > 1 {
+		switch left, err := l.b.anyOf(ctx, ids); {
+		case err != nil: // they come again
+		case left:
+			l.sweepApart(ids)
+		default:
+			l.forgetLeases(ctx, ids)
+		}
+		return
+	}
+	found, err := l.b.sweep(ctx, ids[0])
 	clean := err == nil && !found
 	l.mu.Lock()
-	if o := l.ended[id]; o != nil {
+	if o := l.ended[ids[0]]; o != nil {
 		o.clean = clean
 	}
 	l.mu.Unlock()
 	if clean {
-		l.forgetLease(ctx, id)
+		l.forgetLeases(ctx, ids)
+	}
+}
+
+// sweepApart has each of some leases swept by itself: of one of them something is left.
+func (l *lease) sweepApart(ids []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range ids {
+		if o := l.ended[id]; o != nil && !o.queued {
+			o.queued = true
+			l.dirty = append(l.dirty, id)
+		}
 	}
 }
 
@@ -199,14 +231,18 @@ func (l *lease) chores(ctx context.Context) {
 // out: longer than any statement and transaction lasts.
 const lateRequest = time.Minute
 
-// forgetLease deletes the row of a lease that is over, of which nothing is left, and
+// forgetLeases deletes the rows of leases that are over, of which nothing is left, and
 // long enough ago that nothing can come after it.
-func (l *lease) forgetLease(ctx context.Context, id string) {
+func (l *lease) forgetLeases(ctx context.Context, ids []string) {
+	var batch []Statement
 	l.mu.Lock()
-	o := l.ended[id]
-	over := o != nil && l.b.clock() >= o.since+lateRequest
+	for _, id := range ids {
+		if o := l.ended[id]; o != nil && l.b.clock() >= o.since+lateRequest {
+			batch = append(batch, Statement{SQL: l.b.sql.forgetLease, Args: []any{[]byte(id)}})
+		}
+	}
 	l.mu.Unlock()
-	if over {
-		_, _ = l.b.pool.Do(ctx, "end", Statement{SQL: l.b.sql.forgetLease, Args: []any{[]byte(id)}})
+	for _, s := range batch { // each by itself, for an app may have locked a row
+		_, _ = l.b.pool.Do(ctx, "end", s)
 	}
 }
