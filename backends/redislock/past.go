@@ -17,22 +17,27 @@ import (
 // that has just started knows too. Each counts from when it saw the mark first, on its own clock, and
 // tells the store how long that is. Who starts later goes on from there. The server's
 // clock has no part in it: it may have been set since.
+//
+// Where the road led to another server meanwhile and is back, the mark is what it was. The presence is
+// another one then (see road), also where nothing was learned of the marks there: all that the other
+// server has said may be that the lease is over.
 type past struct {
-	version atomic.Uint64 // counts the marks that were seen
+	version atomic.Uint64 // counts the marks that were seen, and the presences
 
 	mu    sync.Mutex
 	mark  string
+	by    *presence     // that has shown it
 	since time.Duration // on the backend's clock
 	known time.Duration // how old the store knows the mark to be
 	told  time.Duration // on the backend's clock, when it was last to be told
 }
 
 // saw takes note of the bucket's mark, which is age old at least, as the store knows.
-func (p *past) saw(mark string, age, now time.Duration) {
+func (p *past) saw(mark string, by *presence, age, now time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case mark == p.mark:
+	case mark == p.mark && by == p.by:
 		p.known = max(p.known, age)
 		return
 	case p.mark == "":
@@ -40,7 +45,7 @@ func (p *past) saw(mark string, age, now time.Duration) {
 	default:
 		p.since = now
 	}
-	p.mark, p.known, p.told = mark, age, p.since
+	p.mark, p.by, p.known, p.told = mark, by, age, p.since
 	p.version.Add(1)
 }
 

@@ -14,21 +14,28 @@ import (
 // others have counted.
 func TestPast(t *testing.T) {
 	const grace, now = 10 * time.Second, time.Hour
+	first, back := &presence{}, &presence{}
 	for _, c := range []struct {
 		name  string
 		marks []string
+		by    *presence // the last of them
 		age   time.Duration
 		want  time.Duration
 	}{
-		{"a first mark", []string{"a"}, 0, grace},
-		{"a first mark that is old", []string{"a"}, 4 * time.Second, 6 * time.Second},
-		{"the same mark again", []string{"a", "a"}, 4 * time.Second, 6 * time.Second},
-		{"another mark that claims to be old", []string{"a", "b"}, time.Hour, grace},
-		{"the mark before that one", []string{"a", "b", "a"}, time.Hour, grace},
+		{"a first mark", []string{"a"}, first, 0, grace},
+		{"a first mark that is old", []string{"a"}, first, 4 * time.Second, 6 * time.Second},
+		{"the same mark again", []string{"a", "a"}, first, 4 * time.Second, 6 * time.Second},
+		{"the same mark after another server", []string{"a", "a"}, back, time.Hour, grace},
+		{"another mark that claims to be old", []string{"a", "b"}, first, time.Hour, grace},
+		{"the mark before that one", []string{"a", "b", "a"}, first, time.Hour, grace},
 	} {
 		var p past
-		for _, m := range c.marks {
-			p.saw(m, c.age, now)
+		for i, m := range c.marks {
+			by := first
+			if i == len(c.marks)-1 {
+				by = c.by
+			}
+			p.saw(m, by, c.age, now)
 		}
 		if left, _ := p.left(grace, now); left != c.want {
 			t.Errorf("%s: %s are left, want %s", c.name, left, c.want)
@@ -40,6 +47,7 @@ func TestPast(t *testing.T) {
 func TestPastIsTold(t *testing.T) {
 	const grace, now = 10 * time.Second, time.Hour
 	var p past
+	by := &presence{}
 	tell := func(at time.Duration, want bool) {
 		t.Helper()
 		if got := p.untold(grace, now+at); got != want {
@@ -47,7 +55,7 @@ func TestPastIsTold(t *testing.T) {
 		}
 	}
 	tell(0, false) // no mark
-	p.saw("a", 4*time.Second, now)
+	p.saw("a", by, 4*time.Second, now)
 	tell(6*time.Second-1, false)
 	tell(10*time.Second, true)
 	if mark, age := p.counted(now + 10*time.Second); mark != "a" || age != 14*time.Second {
@@ -55,12 +63,12 @@ func TestPastIsTold(t *testing.T) {
 	}
 	tell(20*time.Second-1, false) // it is on its way
 	tell(20*time.Second, true)
-	p.saw("a", grace, now+21*time.Second)
+	p.saw("a", by, grace, now+21*time.Second)
 	tell(time.Hour, false)
-	p.saw("b", 0, now+time.Hour)
+	p.saw("b", by, 0, now+time.Hour)
 	tell(time.Hour+grace-1, false)
 	tell(time.Hour+grace, true)
-	p.saw("c", grace, now+2*time.Hour) // all the same it counts itself, and others know
+	p.saw("c", by, grace, now+2*time.Hour) // all the same it counts itself, and others know
 	if left, _ := p.left(grace, now+2*time.Hour); left != grace {
 		t.Errorf("%s are left of the grace of a mark that has changed", left)
 	}

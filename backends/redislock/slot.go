@@ -67,7 +67,7 @@ func (b *Backend) look(i int, r reply, age string) (*server, error) {
 	case s.by == nil:
 		return nil, errAnotherServer
 	}
-	b.pasts[i].saw(s.run+" "+word(fields, 2), time.Duration(micros)*time.Microsecond, b.clock())
+	b.pasts[i].saw(s.run+" "+word(fields, 2), s.by, time.Duration(micros)*time.Microsecond, b.clock())
 	return s, nil
 }
 

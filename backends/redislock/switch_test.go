@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -234,5 +235,51 @@ func testHolderWhoWaitsOnTheNewServer(t testing.TB) {
 	})
 	if len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != got.ID {
 		t.Errorf("Heartbeat: got %+v, want that %s has vanished", news, got.ID)
+	}
+}
+
+// The way leads to another server, which says no more than that the lease is over, and back to the
+// first. Its mark is as old as before, and all the same nothing is granted for a TTL: others may have
+// been granted something meanwhile. Issue 11.
+func TestGraceAfterALeaseThatWasLostElsewhere(t *testing.T) {
+	again(t, testGraceAfterALeaseThatWasLostElsewhere)
+}
+
+func testGraceAfterALeaseThatWasLostElsewhere(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	way := testengine.Through(t, s)
+	b, l := sidecar(t, way.URL()+noGrace, 30*time.Second)
+	fork := testengine.ForkRedis(t, s)
+	there := openAt(t, fork.URL()+noGrace)
+	defer func() { _ = there.Close() }()
+	if n, err := there.client.ZRem(t.Context(), there.keys.buckets[0].leases, string(l.ID())).Result(); n != 1 || err != nil {
+		t.Fatalf("the fork has %d of the lease, want 1 (%v)", n, err)
+	}
+	const grace = 5 * time.Minute
+	b.cfg.grace = grace
+	p := &b.pasts[0]
+	p.mu.Lock()
+	p.since -= 2 * grace // it has long been at work
+	p.mu.Unlock()
+	lead := func(to testengine.Server) {
+		way.Retarget(testengine.Nodes(t, to)[0].Addr())
+		way.Inject(testengine.Sever)
+	}
+	lead(fork)
+	eventually(t, "the lease is over on the fork", func() error {
+		if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
+			return fmt.Errorf("Heartbeat: got %w, want ErrLeaseLost", err)
+		}
+		return nil
+	})
+	lead(s)
+	eventually(t, "the first server answers", func() error { return b.Ping(t.Context()) })
+	next, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second, Sidecar: "next"})
+	if err == nil {
+		swallow(next)
+		_ = next.Close(t.Context())
+	}
+	if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "granted again in") {
+		t.Errorf("OpenLease: got %v, want that locks are granted again later", err)
 	}
 }
