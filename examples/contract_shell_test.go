@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/locksidecar/locksidecar/internal/testengine"
 )
 
@@ -57,6 +59,7 @@ func TestContractShell(t *testing.T) {
 
 // shellCommand says what it has in its environment, and when it gets SIGTERM. It ends with the status that it reads.
 const shellCommand = `trap 'echo lost' TERM
+echo "pid $$"
 echo "held $(env -0 | base64 -w0)"
 until read -r status; do (($? > 128)) || exit 9; done
 exit "$status"`
@@ -75,7 +78,9 @@ type shellHold struct {
 	client string
 	leads  bool
 	input  io.WriteCloser
-	why    string // it was lost, as a step has it
+	why    string        // it was lost, as a step has it
+	ended  chan struct{} // closed when the command has ended; nil: it was not seen to run
+	endsAt time.Time     // valid then
 }
 
 func (r *shellRun) step(s contractStep) error {
@@ -179,7 +184,7 @@ func (h *shellHold) granted(within time.Duration) error {
 	for end := time.Now().Add(within); ; time.Sleep(2 * time.Millisecond) {
 		over := h.over()
 		if _, ok := h.out.first("held "); ok {
-			return nil
+			return h.watch()
 		}
 		if over {
 			return h.refusal()
@@ -188,6 +193,36 @@ func (h *shellHold) granted(within time.Duration) error {
 			return errors.New("no answer in time")
 		}
 	}
+}
+
+// watch notes when the command ends. The tool itself ends later: it looks whether anything of the command is left, and
+// says why.
+func (h *shellHold) watch() error {
+	if h.ended != nil {
+		return nil
+	}
+	h.ended = make(chan struct{})
+	l, _ := h.out.first("pid ")
+	pid, err := strconv.Atoi(strings.TrimPrefix(l.text, "pid "))
+	if err != nil {
+		return err
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil && !errors.Is(err, unix.ESRCH) { // else it has ended
+		return err
+	}
+	go func() {
+		defer close(h.ended)
+		for err == nil {
+			n, failed := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1) //nolint:gosec // small
+			if n == 1 || !errors.Is(failed, unix.EINTR) {
+				_ = unix.Close(fd)
+				break
+			}
+		}
+		h.endsAt = time.Now()
+	}()
+	return nil
 }
 
 func (h *shellHold) over() bool {
@@ -399,9 +434,15 @@ func (r *shellRun) rising(s contractStep) error {
 }
 
 func (r *shellRun) order(s contractStep) error {
-	first, told := r.taken[strings.TrimPrefix(s.First, "lost:")].out.first("lost")
-	if !told { // killed at once: then it had ended
-		first.at = r.taken[strings.TrimPrefix(s.First, "lost:")].at
+	lost := r.taken[strings.TrimPrefix(s.First, "lost:")]
+	first, told := lost.out.first("lost")
+	if !told { // killed at once
+		select {
+		case <-lost.ended:
+			first.at = lost.endsAt
+		case <-time.After(patience):
+			return errors.New("the command goes on")
+		}
 	}
 	if then, ok := r.taken[strings.TrimPrefix(s.Then, "got:")].out.first("held "); !ok || first.at.IsZero() || !first.at.Before(then.at) {
 		return fmt.Errorf("at %s and %s", first.at, then.at)
