@@ -184,18 +184,24 @@ func TestExclusionWhileItMoves(t *testing.T) {
 	for _, m := range []lock.Mode{lock.Exclusive, lock.Permits(2)} {
 		t.Run(m.String(), func(t *testing.T) {
 			t.Parallel()
-			exclusionWhileItMoves(t, testengine.ZooKeeper, m, func(url string) (string, func()) { return url, func() {} })
+			exclusionWhileItMoves(t, testengine.ZooKeeper, m, func(url string) (string, func(*atomic.Int64)) { return url, func(*atomic.Int64) {} })
 		})
 		t.Run("Severed"+m.String(), func(t *testing.T) {
 			t.Parallel()
 			ctx, stop := context.WithCancel(t.Context())
 			var all sync.WaitGroup
-			exclusionWhileItMoves(t, testengine.ZooKeeperEnsemble, m, func(url string) (string, func()) {
+			exclusionWhileItMoves(t, testengine.ZooKeeperEnsemble, m, func(url string) (string, func(*atomic.Int64)) {
 				way, url := newRoad(t, url)
-				return url, func() {
+				return url, func(steps *atomic.Int64) {
 					all.Go(func() {
-						for leasekit.Sleep(ctx, time.Duration(100+rand.IntN(400))*time.Millisecond) {
+						// On a busy machine nothing may come through between two, and no heartbeat: the longer nothing
+						// has, the rarer they are.
+						done, vain := int64(0), 1
+						for leasekit.Sleep(ctx, time.Duration(vain*(100+rand.IntN(400)))*time.Millisecond) {
 							way.sever()
+							if vain++; steps.Load() > done {
+								done, vain = steps.Load(), 1
+							}
 						}
 					})
 				}
@@ -206,14 +212,15 @@ func TestExclusionWhileItMoves(t *testing.T) {
 	}
 }
 
-// exclusionWhileItMoves is that at one store. by gives the URL of each sidecar, and what begins when it is open.
-func exclusionWhileItMoves(t *testing.T, kind *testengine.Kind, m lock.Mode, by func(url string) (string, func())) {
+// exclusionWhileItMoves is that at one store. by gives the URL of each sidecar, and what begins when it is open, with how
+// many steps were done so far.
+func exclusionWhileItMoves(t *testing.T, kind *testengine.Kind, m lock.Mode, by func(url string) (string, func(*atomic.Int64))) {
 	s := testengine.Shared(t, kind)
 	const workers, rounds, moves = 4, 4, 3
 	most := int32(max(1, m.Limit()))
 	var leases []*lease
 	var backends []*Backend
-	var begin []func()
+	var begin []func(*atomic.Int64)
 	for i := range workers {
 		url, then := by(s.URL())
 		b := openAt(t, url)
@@ -226,8 +233,9 @@ func exclusionWhileItMoves(t *testing.T, kind *testengine.Kind, m lock.Mode, by 
 		}
 		backends, leases, begin = append(backends, b), append(leases, l), append(begin, then)
 	}
+	var steps atomic.Int64
 	for _, f := range begin {
-		f()
+		f(&steps)
 	}
 	r := unique()
 	var inside atomic.Int32
@@ -241,6 +249,7 @@ func exclusionWhileItMoves(t *testing.T, kind *testengine.Kind, m lock.Mode, by 
 		if err := answered(t, func() (err error) { g, err = leases[i].Acquire(ctx, q); return err }); err != nil {
 			return fmt.Errorf("acquire: %w", err)
 		}
+		steps.Add(1)
 		if n, same := inside.Add(1), slots[g.Fence.Slot()].Add(1); n > most || same > 1 {
 			t.Errorf("%d have it, and %d the slot %d", n, same, g.Fence.Slot())
 		}
@@ -250,12 +259,14 @@ func exclusionWhileItMoves(t *testing.T, kind *testengine.Kind, m lock.Mode, by 
 			if err := answered(t, func() error { return leases[at].detach(ctx, g, key, time.Hour) }); err != nil {
 				return fmt.Errorf("detach: %w", err)
 			}
+			steps.Add(1)
 			at = (at + 1) % workers
 			q := attaching(g, key)
 			was := g.Fence
 			if err := answered(t, func() (err error) { g, err = leases[at].Acquire(ctx, q); return err }); err != nil || g.Fence != was {
 				return fmt.Errorf("attach: fence %d, want %d, %w", g.Fence, was, err)
 			}
+			steps.Add(1)
 		}
 		slots[g.Fence.Slot()].Add(-1)
 		inside.Add(-1)
