@@ -75,6 +75,9 @@ func (d *driver) forget(s *spot) {
 	if s.room != nil {
 		s.room.Leave()
 	}
+	if s.laid && s.slot < 0 {
+		d.clearSlots(s.Resource)
+	}
 	if s.l.users--; s.l.users == 0 {
 		s.l.watch("")
 		d.leaseNode.unsubscribe(s.l.path, (*arrivals)(s.l))
@@ -229,6 +232,11 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		}
 		_ = room.Session().Chase(ctx, calls...)
 		beside.Wait()
+		if n := len(slots); n > 0 && !errors.Is(slots[n-1].Err, zksession.ErrNodeExists) {
+			d.mu.Lock()
+			s.laid = true
+			d.mu.Unlock()
+		}
 		switch {
 		case place.Err == nil:
 			d.setKnown(l.path, true)
@@ -292,6 +300,14 @@ func (d *driver) unknownSlots(s *spot) []*zksession.Call {
 	calls := d.unknown(path)
 	d.setKnown(path, true)
 	return calls
+}
+
+// clearSlots deletes the node above slots that was made for a permit which never had one, unless it has some. The
+// server removes only such nodes as have had something below. d.mu is held.
+func (d *driver) clearSlots(r lock.Resource) {
+	path := d.b.tree.slots(r)
+	d.b.setKnown(path, false)
+	d.do(func(ctx context.Context) { _ = d.leaseNode.s.Do(ctx, zksession.Delete(path, zksession.AnyVersion)) }) // else one empty node stays
 }
 
 // setKnown remembers, or forgets, that the node of a lock is there, and the one above it.
