@@ -23,6 +23,8 @@ from urllib.parse import quote
 
 PATIENCE = 60.0  # for what must happen, and may be slow on a busy machine
 
+# pytest changes os.environ before and after each test, and threads of the contract start processes meanwhile.
+ENVIRONMENT = dict(os.environ)
 REDIS = os.environ.get("LOCKSIDECAR_TEST_REDIS", "")
 MYSQL = os.environ.get("LOCKSIDECAR_TEST_MYSQL", "")
 EMBEDDED = "embedded:"
@@ -60,7 +62,7 @@ class Sidecar:
         self.start()
 
     def start(self) -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("LOCKSIDECAR_")}
+        env = {k: v for k, v in ENVIRONMENT.items() if not k.startswith("LOCKSIDECAR_")}
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         try:
@@ -250,7 +252,7 @@ class App:
             + ["-c", code, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "LOCKSIDECAR_SOCKET": socket_path, "PYTHONUNBUFFERED": "1", **(env or {})},
+            env={**ENVIRONMENT, "LOCKSIDECAR_SOCKET": socket_path, "PYTHONUNBUFFERED": "1", **(env or {})},
         )
 
     @property
