@@ -46,6 +46,10 @@ TEST_PACKAGES ?= 4
 TEST_PACKAGES_WITH_RACE ?= 4
 TEST_PACKAGES_WITHOUT_RACE ?= 2
 TEST_PACKAGES_END_TO_END ?= 2
+# Of how many of these the tests run at a time. The others are built, and wait. More would only take the processors from
+# each other: what looks again and again until something is there then does so for longer.
+TEST_PLACES ?= 5
+TEST_IN_TURN := -exec '$(CURDIR)/scripts/turn $(CURDIR)/bin/turns $(TEST_PLACES)'
 # How often tests that failed are run again, when all others are over; 0: never.
 TEST_RERUNS ?= 1
 # By default a program with the race detector sleeps for a second before it exits, so that other goroutines can still
@@ -158,21 +162,21 @@ test-tools:
 test-with-race: test-deps
 	@mkdir -p bin
 	@CGO_ENABLED=1 $(RUN_TESTS) --jsonfile bin/test.json \
-		--packages "$(WITH_RACE)" -- -race -vet=off -count=1 -p $(TEST_PACKAGES_WITH_RACE) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
+		--packages "$(WITH_RACE)" -- -race -vet=off -count=1 -p $(TEST_PACKAGES_WITH_RACE) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
 	@scripts/broken-laws bin/test.json
 
 .PHONY: test-without-race
 test-without-race: test-deps
 	@mkdir -p bin
 	@$(RUN_TESTS) --jsonfile bin/test-without-race.json \
-		--packages '$(HAVE_WITHOUT_RACE)' -- -vet=off -count=1 -p $(TEST_PACKAGES_WITHOUT_RACE) -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)'
+		--packages '$(HAVE_WITHOUT_RACE)' -- -vet=off -count=1 -p $(TEST_PACKAGES_WITHOUT_RACE) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)'
 	@scripts/broken-laws bin/test-without-race.json
 
 .PHONY: test-end-to-end
 test-end-to-end: test-deps
 	@mkdir -p bin
 	@$(RUN_TESTS) --jsonfile bin/test-end-to-end.json \
-		--packages '$(END_TO_END)' -- -vet=off -count=1 -p $(TEST_PACKAGES_END_TO_END) -timeout $(TEST_TIMEOUT)
+		--packages '$(END_TO_END)' -- -vet=off -count=1 -p $(TEST_PACKAGES_END_TO_END) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT)
 	@scripts/broken-laws bin/test-end-to-end.json
 
 .PHONY: test-full
@@ -197,7 +201,7 @@ test-fast: ## Run the short tests without the race detector
 .PHONY: test-busy
 test-busy: test-deps ## Run test-fast three times beside stress-ng, until one fails (BUSY=test TIMES=3 STRESS="--cpu 8")
 	@scripts/test-deps stress-ng
-	@STRESS='$(STRESS)' scripts/busy $(TIMES) $(MAKE) $(BUSY) TEST_RERUNS=0
+	@STRESS='$(STRESS)' scripts/busy $(TIMES) $(MAKE) $(BUSY)
 
 .PHONY: torture
 torture: test-deps ## Break apps, sidecars, roads and stores at random (STORE=Redis FOR=2m SEED=0)

@@ -2,10 +2,14 @@ package backendtest
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -91,5 +95,52 @@ func TestBusy(t *testing.T) {
 				t.Errorf("stress-ng had the arguments %q, want %q: %v", arguments, want, err)
 			}
 		})
+	}
+}
+
+// TestTurn: of six commands two run at a time, the status of each is passed on, and what one leaves behind keeps no place.
+func TestTurn(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("flock"); err != nil {
+		t.Skip("no flock(1) on this machine")
+	}
+	script, err := filepath.Abs("../../scripts/turn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	const command = `echo + >>log; sleep 600 >/dev/null 2>&1 & echo $! >>left; sleep 0.1; echo - >>log; exit 7`
+	var turns sync.WaitGroup
+	for range 6 {
+		turns.Go(func() {
+			cmd := exec.Command(script, "places", "2", "sh", "-c", command)
+			cmd.Dir = dir
+			var status *exec.ExitError
+			if out, err := cmd.CombinedOutput(); !errors.As(err, &status) || status.ExitCode() != 7 {
+				t.Errorf("%v, want status 7\n%s", err, out)
+			}
+		})
+	}
+	turns.Wait()
+	left, err := os.ReadFile(filepath.Join(dir, "left"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range strings.Fields(string(left)) {
+		if n, err := strconv.Atoi(pid); err == nil {
+			_ = syscall.Kill(n, syscall.SIGKILL)
+		}
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, most := 0, 0
+	for _, line := range strings.Fields(string(log)) {
+		running += map[string]int{"+": 1, "-": -1}[line]
+		most = max(most, running)
+	}
+	if most != 2 || running != 0 {
+		t.Errorf("%d ran at a time, and %d at the end, want 2 and 0: %q", most, running, log)
 	}
 }
