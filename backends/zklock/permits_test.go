@@ -59,8 +59,8 @@ func empty(t testing.TB, b *Backend, url string, r lock.Resource) {
 	})
 }
 
-// TestPermitThatNeverHadASlot: a permit waits behind a hold of the whole lock, and is given up. The node above the slots,
-// which was made for it, does not stay: the server removes only such as have had something below.
+// TestPermitThatNeverHadASlot: a permit waits behind a hold of the whole lock, and is given up, or forced out. The node above
+// the slots, which was made for it, does not stay: the server removes only such as have had something below.
 func TestPermitThatNeverHadASlot(t *testing.T) {
 	t.Parallel()
 	s := testengine.Shared(t, testengine.ZooKeeper)
@@ -79,14 +79,25 @@ func TestPermitThatNeverHadASlot(t *testing.T) {
 			return err
 		})
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	over := make(chan struct{})
-	go func() { defer close(over); _, _ = other.Acquire(ctx, request(g.Resource, lock.Permits(2))) }()
-	isThere(true)
-	cancel()
-	<-over
-	isThere(false)
+	for _, end := range []func(cancel func(), id lock.HoldID){
+		func(cancel func(), _ lock.HoldID) { cancel() },
+		func(_ func(), id lock.HoldID) {
+			eventually(t, "it is forced out", func() error { return b.ForceRelease(t.Context(), g.Resource, id, 0) })
+			eventually(t, "its sidecar knows", func() error { _, err := other.Heartbeat(t.Context()); return err })
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		q := request(g.Resource, lock.Permits(2))
+		over := make(chan error)
+		go func() { _, err := other.Acquire(ctx, q); over <- err }()
+		isThere(true)
+		end(cancel, q.ID)
+		if err := <-over; err == nil {
+			t.Error("it was granted beside the whole lock")
+		}
+		isThere(false)
+	}
 	release(t, l, g)
 	release(t, other, hold(t, other, g.Resource, lock.Permits(2)))
 	release(t, l, kept)
