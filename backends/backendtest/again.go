@@ -230,8 +230,8 @@ func (s *sidecar) starved() error {
 		pause = max(pause, time.Since(s.renewed))
 	}
 	s.mu.Unlock()
-	if b, ok := s.e.h.(Besider); ok && b.Beside() {
-		most /= 2
+	if h, ok := s.e.h.(Impatient); ok {
+		most = h.Patience(s.ttl)
 	}
 	if pause >= most {
 		return busyError(fmt.Sprintf("a lease of %s had no heartbeat for %s", s.ttl, pause.Round(time.Millisecond)))

@@ -9,7 +9,7 @@
 // where the harness opens the store. Not every store can make faults or show its
 // internals. So these are separate interfaces, which a harness may
 // implement too: [CounterDeleter], [Faulter], [WakeupDropper], [ClockShifter],
-// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Failoverer], [Freezer], [CommandCounter], [Lighter], [Quick], [Besider], [Crowder], [Namer]. Tests that need one of them are skipped without it.
+// [Switcher], [Apart], [Slower], [Insider], [Restarter], [Failoverer], [Freezer], [CommandCounter], [Lighter], [Quick], [Impatient], [Crowder], [Namer]. Tests that need one of them are skipped without it.
 //
 // A store that cannot do all of the contract is [Limited]. The tests of what it
 // cannot do are skipped, or check that the store refuses it. All other tests do not use it.
@@ -152,10 +152,11 @@ type Lighter interface {
 	Lighter() bool
 }
 
-// Besider is a Harness of a store that has a foreign lock beside each hold. Where there is no sign of that for half
-// a TTL, the hold is lost and its app told, while the lease lives.
-type Besider interface {
-	Beside() bool
+// Impatient is a Harness of a store that may take holds away while their lease lives, and tells their apps: a lock of another
+// product beside each hold that gives no sign of life, or a shard that does not answer while others do.
+type Impatient interface {
+	// Patience is how long after a heartbeat that may be, of a lease with that TTL.
+	Patience(ttl time.Duration) time.Duration
 }
 
 // Crowder is a Harness of a store on which crowds may be smaller than on others: what depends on their size

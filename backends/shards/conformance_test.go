@@ -67,6 +67,9 @@ func (h *harness) Lighter() bool { return true }
 // Quick makes it a backendtest.Quick.
 func (h *harness) Quick() bool { return true }
 
+// Patience makes it a backendtest.Impatient.
+func (h *harness) Patience(ttl time.Duration) time.Duration { return patienceOf(ttl) }
+
 // LeaseID makes it a backendtest.Namer.
 func (h *harness) LeaseID(l lock.Lease, r lock.Resource) lock.LeaseID {
 	own := l.(*Lease)

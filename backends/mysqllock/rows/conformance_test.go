@@ -70,7 +70,7 @@ func admin(t testing.TB, url string) *sql.DB {
 type harness struct{ *served.Store }
 
 var (
-	_ backendtest.Besider        = (*harness)(nil)
+	_ backendtest.Impatient      = (*harness)(nil)
 	_ backendtest.Limited        = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
 )
@@ -95,8 +95,8 @@ func (h *harness) Limits() backendtest.Limits {
 // connections are those of each backend.
 const connections = 200
 
-// Beside makes the harness a backendtest.Besider.
-func (h *harness) Beside() bool { return true }
+// Patience makes the harness a backendtest.Impatient.
+func (h *harness) Patience(ttl time.Duration) time.Duration { return ttl / 2 }
 
 func (h *harness) Exceptions() map[string]string {
 	return map[string]string{

@@ -40,7 +40,7 @@ var (
 	_ backendtest.Limited        = (*harness)(nil)
 	_ backendtest.CounterDeleter = (*harness)(nil)
 	_ backendtest.Lighter        = (*harness)(nil)
-	_ backendtest.Besider        = (*harness)(nil)
+	_ backendtest.Impatient      = (*harness)(nil)
 )
 
 func openAt(t testing.TB, url string) *Backend {
@@ -79,8 +79,8 @@ func (h *harness) DeleteCounter(t testing.TB, r lock.Resource) {
 // locks come and go here, with a restart of the server after.
 func (h *harness) Lighter() bool { return true }
 
-// Beside makes the harness a backendtest.Besider.
-func (h *harness) Beside() bool { return true }
+// Patience makes the harness a backendtest.Impatient.
+func (h *harness) Patience(ttl time.Duration) time.Duration { return ttl / 2 }
 
 func (h *harness) Exceptions() map[string]string {
 	return map[string]string{"HeartbeatCost": "each heartbeat writes the row of each hold"}
