@@ -214,7 +214,7 @@ func (h *shellHold) watch() error {
 	go func() {
 		defer close(h.ended)
 		for err == nil {
-			n, failed := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1) //nolint:gosec // small
+			n, failed := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
 			if n == 1 || !errors.Is(failed, unix.EINTR) {
 				_ = unix.Close(fd)
 				break
