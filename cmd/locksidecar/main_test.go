@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -284,12 +285,17 @@ func hold(t *testing.T, c *client.Client, resource string) *client.Lock {
 	return l
 }
 
-// status asks who holds and waits for a resource.
+// status asks who holds and waits for a resource, until the store answers: on a busy machine it may take longer than a
+// request waits for it.
 func status(t *testing.T, c *client.Client, resource string) (holders, waiters int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	l, err := c.Get(ctx, resource)
+	for errors.Is(err, client.ErrStoreUnavailable) && ctx.Err() == nil {
+		time.Sleep(50 * time.Millisecond)
+		l, err = c.Get(ctx, resource)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
