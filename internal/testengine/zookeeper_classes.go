@@ -40,8 +40,8 @@ if [ -e "$file" ]; then
 	echo "$file"
 else
 	mkdir -p "$cache"
-	find "$cache" -maxdepth 1 \( -name 'new.*' -mmin +10 -o -name 'zookeeper-*.jsa' -mtime +30 \) -exec rm -rf {} +
-	new=$(mktemp -d "$cache/new.XXXXXX")
+	find "$cache" -maxdepth 1 \( -name 'zookeeper-new.*' -mmin +10 -o -name 'zookeeper-*.jsa' -mtime +30 \) -exec rm -rf {} +
+	new=$(mktemp -d "$cache/zookeeper-new.XXXXXX")
 	printf '%%s\n' "$file" "$new"
 fi`, quote(m.cache()), quote(classes)))
 	if err != nil {
