@@ -231,7 +231,7 @@ func (b *Backend) serve(name lock.Resource, d *desk) (empty bool) {
 	defer b.deskMu.Unlock()
 	if overtaken {
 		d.tries++
-		d.waiting = slices.Concat(ops, d.waiting) // whose caller gives up meanwhile leaves
+		d.waiting = slices.Concat(stillAsked(ops), d.waiting) // whose caller gives up from now on leaves
 	} else {
 		d.tries = 0
 	}
@@ -259,6 +259,11 @@ func (b *Backend) batch(d *desk) []*op {
 	ops := slices.Clone(d.waiting[:n])
 	d.waiting = slices.Delete(d.waiting, 0, n)
 	b.deskMu.Unlock()
+	return stillAsked(ops)
+}
+
+// stillAsked takes those out whose caller has given up.
+func stillAsked(ops []*op) []*op {
 	return slices.DeleteFunc(ops, func(o *op) bool {
 		over := o.ctx != nil && o.ctx.Err() != nil
 		if over {

@@ -170,32 +170,67 @@ func TestManySidecarsAtOneLock(t *testing.T) {
 	})
 }
 
-// Others overtake a request again and again. It ends with its app's time all the same.
+// Others overtake a request again and again. It ends with its app's time all the same, also where that ends while a transaction is
+// under way.
 func TestOvertakenAgainAndAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMemory()
-		r := &road{m: m}
-		_, l := opened(t, lagging{r}, Options{Timeout: 2 * time.Second})
-		overtaken := 0
-		r.mu.Lock()
-		r.copy = func(x Txn) bool {
-			if len(x.Then) > 0 && len(x.If) > 0 && x.If[0].Key == headKey("r") && overtaken < 1000 {
-				overtaken++
-				m.do(Txn{Then: []Write{{Key: headKey("r"), Value: encode(head{Mode: lock.Exclusive, Next: int64(overtaken)})}}})
+	t.Run("ends in a pause", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			const wait = 5 * time.Second
+			ctx, cancel := context.WithTimeout(t.Context(), wait)
+			defer cancel()
+			began := time.Now()
+			if n := overtake(ctx, t, func(int) {}); n < crowded {
+				t.Errorf("it was overtaken %d times", n)
 			}
-			return false
-		}
-		r.mu.Unlock()
-		const wait, trips = 500 * time.Millisecond, 50 * time.Millisecond
-		ctx, cancel := context.WithTimeout(t.Context(), wait)
-		defer cancel()
-		began := time.Now()
-		_, err := l.Ask(ctx, request("r"))
-		if took := time.Since(began); !errors.Is(err, leasekit.ErrNotSent) || took > wait+trips {
-			t.Errorf("after %s: %v", took, err)
-		}
-		if overtaken < crowded {
-			t.Errorf("it was overtaken %d times", overtaken)
-		}
+			if took := time.Since(began); took > wait+trips {
+				t.Errorf("it ended after %s", took)
+			}
+		})
 	})
+	t.Run("ends in a trip", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var ended time.Time
+			overtake(ctx, t, func(n int) {
+				if n == 20 { // the next pause is up to longest
+					ended = time.Now()
+					cancel()
+				}
+			})
+			if took := time.Since(ended); took > trips {
+				t.Errorf("it ended %s after its app's time", took)
+			}
+		})
+	})
+}
+
+// trips are more than those of one transaction on a lagging road.
+const trips = 50 * time.Millisecond
+
+// outrun is a road on which others are faster than each transaction about the resource r.
+type outrun struct {
+	lagging
+	n         int
+	overtaken func(n int)
+}
+
+func (r *outrun) Do(ctx context.Context, x Txn) (Result, error) {
+	if len(x.Then) > 0 && len(x.If) > 0 && x.If[0].Key == headKey("r") && r.n < 1000 {
+		r.n++
+		r.m.do(Txn{Then: []Write{{Key: headKey("r"), Value: encode(head{Mode: lock.Exclusive, Next: int64(r.n)})}}})
+		r.overtaken(r.n)
+	}
+	return r.lagging.Do(ctx, x)
+}
+
+// overtake asks on such a road until ctx ends, and tells how often others were faster.
+func overtake(ctx context.Context, t *testing.T, overtaken func(n int)) int {
+	t.Helper()
+	r := &outrun{lagging: lagging{&road{m: newMemory()}}, overtaken: overtaken}
+	_, l := opened(t, r, Options{Timeout: 2 * time.Second})
+	if _, err := l.Ask(ctx, request("r")); !errors.Is(err, leasekit.ErrNotSent) {
+		t.Errorf("ask: %v", err)
+	}
+	return r.n
 }
