@@ -73,10 +73,12 @@ END_TO_END := ./examples ./cmd/locksidecar ./internal/docstest ./model
 WITH_RACE = $(addprefix ./,$(addprefix backends/,sqllock/postgres sqllock/mysql redislock zklock caslock caslock/etcd) \
 	internal/testengine localapi $(addprefix backends/,mysqllock/shedlock mysqllock/rows shards)) \
 	$$(go list ./... | grep -vxF $(patsubst ./%,-e github.com/locksidecar/locksidecar/%,$(END_TO_END)))
+# All of them, for make test-fast, so that no long one runs alone in the end.
+LONGEST_FIRST := $(addprefix ./,cmd/locksidecar $(addprefix backends/,sqllock/mysql redislock sqllock/postgres zklock) ...)
 # What runs tests, and runs those that failed once more: JSON of all, then go on with --packages and arguments for go test.
 RUN_TESTS = "$$($(GOTESTSUM_PATH))" --format pkgname --format-hide-empty-pkg --rerun-fails=$(TEST_RERUNS) \
 	--rerun-fails-max-failures=20 --rerun-fails-abort-on-data-race
-# What make test-busy runs, how often, and the arguments of stress-ng beside it.
+# What make test-busy runs, how often, and the arguments of stress-ng beside it. It takes no results of a run before it (-count).
 BUSY ?= test-fast
 TIMES ?= 3
 STRESS ?= --cpu 8
@@ -196,12 +198,14 @@ chart-test: ## Test the Helm charts, without a cluster and without helm
 
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector
-	$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -short -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT) ./...
+	@mkdir -p bin
+	@$(RUN_TESTS) --jsonfile bin/test-fast.json --packages '$(LONGEST_FIRST)' -- -short -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
+	@scripts/broken-laws bin/test-fast.json
 
 .PHONY: test-busy
 test-busy: test-deps ## Run test-fast three times beside stress-ng, until one fails (BUSY=test TIMES=3 STRESS="--cpu 8")
 	@scripts/test-deps stress-ng
-	@STRESS='$(STRESS)' scripts/busy $(TIMES) $(MAKE) $(BUSY)
+	@STRESS='$(STRESS)' GOFLAGS="$${GOFLAGS:-} -count=1" scripts/busy $(TIMES) $(MAKE) $(BUSY)
 
 .PHONY: torture
 torture: test-deps ## Break apps, sidecars, roads and stores at random (STORE=Redis FOR=2m SEED=0)
