@@ -46,6 +46,52 @@ func TestBackupThatWasPassedBy(t *testing.T) {
 	}
 }
 
+// A request that waits is asked again, and is granted between the two trips of that. The next heartbeat sees whether the store has
+// that grant, and not only that the request waits there.
+func TestGrantBetweenTwoTrips(t *testing.T) {
+	for what, lost := range map[string]bool{"the store has it": false, "the store lacks it": true} {
+		t.Run(what, func(t *testing.T) {
+			m := newMemory()
+			b, kit, r, _ := sidecar(t, m, time.Minute)
+			l := b.leases[string(kit.ID())]
+			_, rival, _, _ := sidecar(t, m, time.Minute)
+			theirs, q := request("r"), request("r")
+			mustHave(t, rival, theirs)
+			if a, err := l.Ask(t.Context(), q); err != nil || a.Granted {
+				t.Fatalf("behind another: %+v, %v", a, err)
+			}
+			if renewal, err := l.Renew(t.Context(), nil); err != nil || renewal.Stranger {
+				t.Fatalf("%+v, %v", renewal, err)
+			}
+			restore := m.backup()
+			between := false
+			r.mu.Lock()
+			r.copy = func(x Txn) bool {
+				if !between && len(x.Then) == 0 && len(x.Read) > 0 && strings.HasPrefix(x.Read[0].Key, lineOf("r")) && x.Read[0].Key != lineOf("r") {
+					between = true
+					if err := rival.Release(t.Context(), "r", theirs.ID); err != nil {
+						t.Error(err)
+					}
+				}
+				return false
+			}
+			r.mu.Unlock()
+			if a, err := l.Ask(t.Context(), q); err != nil || !a.Granted || !between {
+				t.Fatalf("granted between two trips (%t): %+v, %v", between, a, err)
+			}
+			if lost {
+				restore()
+				m.mu.Lock()
+				m.revision += 100
+				m.mu.Unlock()
+			}
+			if renewal, err := l.Renew(t.Context(), nil); err != nil || renewal.Stranger != lost {
+				t.Errorf("%+v, %v; a stranger: %t", renewal, err, lost)
+			}
+		})
+	}
+}
+
 // A heartbeat that has had no answer, and one that was carried out beside another, are no sign of a backup.
 func TestBeatWithoutAnswer(t *testing.T) {
 	m := newMemory()

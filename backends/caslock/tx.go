@@ -301,7 +301,7 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 	var read []Range
 	var each []func(Found)
 	add := func(r Range, f func(Found)) { read, each = append(read, r), append(each, f) }
-	look := false // at those who wait
+	look, newer := false, false // at those who wait; others have written since the head was read
 	for _, o := range ops {
 		m := s.members[o.names()]
 		look = look || o.kind != opAsk || m != nil && !m.held()
@@ -319,7 +319,9 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 	if n := window(ops); look && s.head.Waiters > 0 && len(l.front) == 0 && !l.whole {
 		add(Range{Key: lineKey(s.name, s.head.Front), End: after(lineOf(s.name)), Limit: n}, func(f Found) {
 			for _, kv := range f.KVs {
-				l.add(s, memberOf(kv))
+				m := memberOf(kv)
+				newer = newer || m.held()
+				l.add(s, m)
 			}
 			l.whole = len(f.KVs) < n
 		})
@@ -337,6 +339,9 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 		for i, f := range r.Reads {
 			each[i](f)
 		}
+	}
+	if newer { // where there is nothing to write, nothing else shows it
+		return errOvertaken
 	}
 	st := lock.Status{Resource: s.name}
 	var places []place

@@ -16,7 +16,7 @@ func TestBackupSinceTheLastHeartbeat(t *testing.T) {
 			t.Run(what, func(t *testing.T) {
 				t.Parallel()
 				s := testengine.New(t, kind)
-				_, l := sidecar(t, s.URL()+"?timeout=1s", 10*time.Minute)
+				b, l := sidecar(t, s.URL()+"?timeout=1s", 10*time.Minute)
 				_, rival := sidecar(t, s.URL()+"?timeout=1s", 10*time.Minute)
 				old := hold(t, l, "old")
 				var theirs lock.Grant
@@ -59,7 +59,8 @@ func TestBackupSinceTheLastHeartbeat(t *testing.T) {
 					return err
 				})
 				if len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != before.ID {
-					t.Fatalf("two have the lock, %d and %d; one of them is told %+v", before.Fence, after.Fence, news)
+					st, err := b.Get(t.Context(), "r")
+					t.Fatalf("two have the lock, %s with %d and %s with %d; the first is told %+v; the store has %+v, %v", before.ID, before.Fence, after.ID, after.Fence, news, st, err)
 				}
 				release(t, rival, after)
 				if last := hold(t, l, "r"); last.Fence <= before.Fence || last.Fence <= after.Fence {
