@@ -138,6 +138,7 @@ func (s *state) downgrade(o *op) {
 func (s *state) force(o *op) {
 	e := s.entries[o.id]
 	lease, behind := s.behind[o.id]
+	_, noted := s.notes[o.id]
 	switch {
 	case behind:
 		delete(s.behind, o.id)
@@ -149,7 +150,7 @@ func (s *state) force(o *op) {
 		s.endLeast(e)
 		o.found = true
 	case e == nil:
-		o.err = lock.ErrNotHolder
+		o.err = notForced(s.kept && !noted)
 	case e.Waiting():
 		lease = e.Value.lease
 		s.remove(e)
@@ -157,6 +158,14 @@ func (s *state) force(o *op) {
 	default:
 		s.forceHold(o, e)
 	}
+}
+
+// notForced is for what is not there. A server that must not grant may lack it, and who holds it may not know that yet.
+func notForced(kept bool) error {
+	if kept {
+		return errKept
+	}
+	return lock.ErrNotHolder
 }
 
 // forceOut has a waiter learn that it is out: when it asks, it is given up.

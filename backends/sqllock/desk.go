@@ -231,7 +231,7 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 	asked := b.strangers.Load()
 	s, later, err := b.transact(ctx, d.name, ops, wait)
 	if errors.Is(err, errNoRow) {
-		later, err = b.absent(ctx, d.name, ops)
+		later, err = b.absent(ctx, d.name, ops, errors.Is(err, errKept))
 		return later, err
 	}
 	if err != nil {
@@ -262,8 +262,8 @@ func (b *Backend) mayWait(ctx context.Context) bool {
 	return b.patient.Enter(ctx)
 }
 
-// absent is for a resource without a row.
-func (b *Backend) absent(ctx context.Context, name lock.Resource, ops []*op) (later []*op, err error) {
+// absent is for a resource without a row. kept: the server may lack it.
+func (b *Backend) absent(ctx context.Context, name lock.Resource, ops []*op, kept bool) (later []*op, err error) {
 	for _, o := range ops { // where nothing is, there is nothing to do
 		if o.kind == opAsk || o.unsure || o.lease != "" {
 			later = append(later, o)
@@ -271,7 +271,7 @@ func (b *Backend) absent(ctx context.Context, name lock.Resource, ops []*op) (la
 		}
 		switch o.kind {
 		case opForce:
-			o.err = lock.ErrNotHolder
+			o.err = notForced(kept)
 		case opHandle:
 			o.err = lock.ErrNoHandle
 		default:

@@ -33,7 +33,7 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	case !o.queued:
 		return nil
 	}
-	if err := b.awaitForced(ctx, r, id); err != nil {
+	if err := b.awaitForced(ctx, r, id, o.by); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("force release %q: %w: %w; it ends by itself %s after the holder's sidecar knows of it, or with its lease", string(r), lock.ErrUnavailable, err, grace)
 		}
@@ -42,9 +42,13 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	return nil
 }
 
+// errMayLack: whoever holds what is not there may not know that yet.
+var errMayLack = errors.New("another server has taken over, and may lack the hold: its app may rely on it until the next heartbeat of its sidecar")
+
 // awaitForced waits until a hold is gone whose release is forced, and ends it when
-// its grace is over.
-func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.HoldID) error {
+// its grace is over. at is the server that has the hold. Where the heartbeats have moved to another one, that may lack it, and
+// so its absence there says nothing.
+func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.HoldID, at string) error {
 	due, began := time.Duration(math.MaxInt64), b.clock()
 	n, i := []byte(r), []byte(id)
 	for {
@@ -53,9 +57,17 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 			return err
 		}
 		row := res[0].Rows[0]
-		if err := b.notElsewhere(row.Text(0)); err != nil || row.Null(1) {
+		server, gone := row.Text(0), row.Null(1)
+		if err := b.notElsewhere(server); err != nil {
 			return err
 		}
+		switch {
+		case gone && server != at:
+			return errMayLack
+		case gone:
+			return nil
+		}
+		at = server
 		now := b.clock()
 		if known := row.Int(1); known >= 0 {
 			due = min(due, now+time.Duration(known)*time.Microsecond)

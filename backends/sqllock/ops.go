@@ -38,9 +38,10 @@ type op struct {
 
 	// The result.
 	err      error
-	fence    int64 // of the hold; opHandle: its mode, too
-	at       int64 // opAsk, opAttach: what the guard finds it by
-	queued   bool  // opAsk: it waits; opForce: the hold is still there
+	by       string // the server that has carried it out
+	fence    int64  // of the hold; opHandle: its mode, too
+	at       int64  // opAsk, opAttach: what the guard finds it by
+	queued   bool   // opAsk: it waits; opForce: the hold is still there
 	found    bool
 	position int
 	status   lock.Status

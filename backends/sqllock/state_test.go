@@ -161,6 +161,13 @@ func TestKept(t *testing.T) {
 	if !ask.queued || len(s.granted) > 0 || s.x != nil || !errors.Is(try.err, errKept) {
 		t.Errorf("asked %+v, granted %v, tried %v", ask, granted(s), try.err)
 	}
+	s.notes["gone"] = note{lease: "l"}
+	for id, want := range map[string]error{"unknown": errKept, "gone": lock.ErrNotHolder} { // the server may lack a hold, and knows what it knows
+		force := &op{kind: opForce, id: id}
+		if s.apply(force); !errors.Is(force.err, want) {
+			t.Errorf("forced %s: %v, want %v", id, force.err, want)
+		}
+	}
 }
 
 // A request that was given up is not granted. Who asks again for a hold whose release is

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -21,8 +22,12 @@ const (
 	brief = 8
 )
 
-// errNoRow: the resource has no row, so nobody holds or waits.
-var errNoRow = errors.New("the resource has no row")
+// errNoRow: the resource has no row, so nobody holds or waits. errNoRowKept: where the server must not grant yet, it may also lack the
+// row.
+var (
+	errNoRow     = errors.New("the resource has no row")
+	errNoRowKept = fmt.Errorf("%w: %w", errNoRow, errKept)
+)
 
 // errKept: see mark.go.
 var errKept = errors.New("another server has taken over, and may lack the last grants")
@@ -57,10 +62,12 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 		permits = all[0].Rows
 	}
 	s = loaded(res, permits, step)
-	server := answering(res)
+	server, kept := answering(res)
 	switch { // the transaction is rolled back
 	case trusted != "" && server != trusted: // a pooler leads there, and no heartbeat has met it yet
 		return nil, nil, &NotSentError{errOtherServer(server, trusted)}
+	case s == nil && kept:
+		return nil, nil, errNoRowKept
 	case s == nil:
 		return nil, nil, errNoRow
 	}
@@ -76,6 +83,7 @@ func (b *Backend) transact(ctx context.Context, name lock.Resource, ops []*op, w
 		tell(name, ops, res[1].Rows)
 	}
 	for _, o := range ops {
+		o.by = server
 		s.apply(o)
 	}
 	batch := b.writing(name, s)
@@ -138,14 +146,14 @@ func (b *Backend) loading(name lock.Resource, ops []*op, wait bool, step int) (b
 	return batch, tells, ends
 }
 
-// answering is the server that has answered.
-func answering(res []Result) string {
+// answering is the server that has answered. kept: it must not grant now.
+func answering(res []Result) (server string, kept bool) {
 	for _, r := range res[2].Rows {
 		if r.Text(0) == "s" {
-			return r.Text(2)
+			return r.Text(2), r.Text(1) != r.Text(2)
 		}
 	}
-	return ""
+	return "", false
 }
 
 // loaded makes the state of what was read; nil: there is no row.

@@ -20,6 +20,12 @@ import (
 func sidecar(t testing.TB, url string, ttl time.Duration) (*sqllock.Backend, lock.Lease) {
 	t.Helper()
 	b := openAt(t, with(url, "timeout=3s"))
+	return b, leaseOf(t, b, ttl)
+}
+
+// leaseOf opens a lease of a backend. Both live as long as the test.
+func leaseOf(t testing.TB, b *sqllock.Backend, ttl time.Duration) lock.Lease {
+	t.Helper()
 	t.Cleanup(func() { _ = b.Close() })
 	var l lock.Lease
 	var opened time.Duration
@@ -37,7 +43,7 @@ func sidecar(t testing.TB, url string, ttl time.Duration) (*sqllock.Backend, loc
 		for range l.Events() { // nobody reacts
 		}
 	}()
-	return b, backendtest.Timed(l, ttl, opened)
+	return backendtest.Timed(l, ttl, opened)
 }
 
 func request(r string, m lock.Mode) lock.Request {

@@ -3,9 +3,15 @@ package postgres
 import (
 	"context"
 	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -65,7 +71,7 @@ func TestForceBehindPgBouncer(t *testing.T) {
 func testForceBehindPgBouncer(t testing.TB) {
 	s := testengine.New(t, testengine.PostgresBouncer)
 	url := with(s.URL(), "failover-grace=100ms")
-	b, l := sidecar(t, url, 20*time.Second)
+	b, l := sidecar(t, url, lock.MaxTTL) // no heartbeat may follow the forced release, however long that takes
 	fork := forkBeside(t, s, l)
 	testengine.LeadBouncer(t, s, fork)
 	q := try("r")
@@ -74,14 +80,13 @@ func testForceBehindPgBouncer(t testing.TB) {
 		_, err := l.Acquire(t.Context(), q)
 		return err
 	})
-	forced := make(chan error, 1)
-	go func() { forced <- b.ForceRelease(t.Context(), "r", q.ID, time.Hour) }()
-	eventually(t, "its release is forced", func() error {
-		st, err := b.Get(t.Context(), "r")
-		if err == nil && (len(st.Holders) != 1 || !st.Holders[0].Revoked) {
-			err = errors.New("it is not")
+	forced := force(t, b, "r", q.ID)
+	h := &harness{&served.Store{Server: fork}}
+	eventually(t, "it is acknowledged", func() error { // that is a heartbeat, too
+		if h.execute(t, "SELECT COUNT(*) FROM {note} WHERE known>0")[0].Int(0) == 0 {
+			return errors.New("it is not")
 		}
-		return err
+		return nil
 	})
 	testengine.LeadBouncer(t, s, s)
 	if err := <-forced; !errors.Is(err, lock.ErrUnavailable) {
@@ -89,6 +94,80 @@ func testForceBehindPgBouncer(t testing.TB) {
 	}
 	if err := b.ForceRelease(t.Context(), "r", q.ID, 0); !errors.Is(err, lock.ErrUnavailable) {
 		t.Errorf("a forced release at the first server: %v; want ErrUnavailable", err)
+	}
+}
+
+// isForced tells whether it is called by who waits until a hold is gone whose release it has forced.
+func isForced() bool {
+	at := make([]uintptr, 4)
+	frames := runtime.CallersFrames(at[:runtime.Callers(3, at)])
+	f, _ := frames.Next()
+	return strings.HasSuffix(f.Function, ".awaitForced")
+}
+
+// force forces the release of a hold, with a grace of an hour, and returns when that is known.
+func force(t testing.TB, b *sqllock.Backend, r lock.Resource, id lock.HoldID) (done <-chan error) {
+	t.Helper()
+	forced := make(chan error, 1)
+	go func() { forced <- b.ForceRelease(t.Context(), r, id, time.Hour) }()
+	eventually(t, "its release is forced", func() error {
+		st, err := b.Get(t.Context(), r)
+		if err == nil && (len(st.Holders) != 1 || !st.Holders[0].Revoked) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	return forced
+}
+
+// A server takes over that lacks the last grants, and the heartbeats of who forces a release meet it before those of the
+// holder do, whose app still relies on its hold. Nobody is told that it is gone, nor that it was never there.
+func TestForceAtAServerThatLacksTheHold(t *testing.T) {
+	t.Parallel()
+	again(t, testForceAtAServerThatLacksTheHold)
+}
+
+func testForceAtAServerThatLacksTheHold(t testing.TB) {
+	s := testengine.New(t, testengine.PostgresBouncer)
+	var stops atomic.Bool
+	stopped, goOn := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	b, err := sqllock.Open(dialect(t, with(s.URL(), "timeout=3s")), sqllock.Options{Migrate: true, FailoverGrace: -1, Clock: func() time.Duration {
+		if isForced() && stops.CompareAndSwap(true, false) { // it has looked, and pauses before it looks again
+			close(stopped)
+			<-goOn
+		}
+		return lock.BootTime()
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := leaseOf(t, b, lock.MaxTTL)
+	t.Cleanup(release)
+	_, holder := sidecar(t, s.URL(), lock.MaxTTL)
+	known := hold(t, holder, "known", lock.Exclusive)
+	if err := holder.Release(t.Context(), "known", known.ID); err != nil {
+		t.Fatal(err)
+	}
+	fork := forkBeside(t, s, l, holder)
+	grants := []lock.Grant{hold(t, holder, "unknown", lock.Exclusive), hold(t, holder, "known", lock.Exclusive)}
+	forced := force(t, b, "unknown", grants[0].ID)
+	stops.Store(true)
+	select {
+	case <-stopped:
+	case err := <-forced:
+		t.Fatalf("a forced release whose grace is not over: %v", err)
+	}
+	testengine.LeadBouncer(t, s, fork)
+	beat(t, l)
+	for _, g := range grants {
+		if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 0); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("a forced release of what the server lacks, %q: %v; want ErrUnavailable", g.Resource, err)
+		}
+	}
+	release()
+	if err := <-forced; !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("what was forced at the server before: %v; want ErrUnavailable", err)
 	}
 }
 
