@@ -177,6 +177,7 @@ class Relay:
         self._without = without
         self._sidecar = sidecar
         self._hang_up = hang_up
+        self._apps: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.socket)
         self._listener.listen(64)
@@ -196,8 +197,13 @@ class Relay:
                 continue
             sidecar = socket.socket(socket.AF_UNIX)
             sidecar.connect(self._sidecar.socket)
+            self._apps.append(app)
             threading.Thread(target=self._up, args=(app, sidecar), daemon=True).start()
             threading.Thread(target=self._down, args=(app, sidecar), daemon=True).start()
+
+    def say(self, message: Any) -> None:
+        """A line to the app that has called last."""
+        self._apps[-1].sendall(json.dumps(message).encode() + b"\n")
 
     def _up(self, app: socket.socket, sidecar: socket.socket) -> None:
         try:

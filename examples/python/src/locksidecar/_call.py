@@ -60,7 +60,7 @@ class Call:
     error: LockSidecarError | None = None
     hold: Hold | None = None  # what an acquire got
     abandoned = False  # nobody wants it any more
-    late: float | None = None  # when its answer was first missed
+    late = 0  # how often its answer was missed after its time
     wake: Callable[[], None] | None = None  # must not block
     home: object = None  # the loop of the task that waits for it
 

@@ -40,10 +40,12 @@ _MOST = (65536,)
 
 
 # So often an end is put off in a row, while the thread reads what had come before it: four times are enough for what
-# the socket holds, and a few more for the turn. A stream of other news must not put it off for longer.
+# the socket holds. A stream of other news must not put it off for longer.
 _MOST_PUT_OFF = 8
-# So long one who finds an end by the clock waits for the thread to read what has come.
-_SETTLE = 0.05
+# So many steps of its own one who finds an end waits for others to come to what stands unread: who asks for the thread, and
+# the thread for a caller that has the turn. Mostly that is one step. All of them are PATIENCE at least, and more where the
+# processor is short: by the clock, a process that was stopped among them would have waited without a chance to read.
+_MOST_STEPS = int(PATIENCE / PAUSE)
 
 IN_THE_MIDDLE = "this signal handler has interrupted a request of its own thread: ask in another thread"
 
@@ -80,9 +82,9 @@ class Connection:
         end = time.monotonic() + _OPEN_TIMEOUT
         while not call.done:
             left = end - time.monotonic()
-            if left <= 0:
+            self._pump(max(0.0, left))  # first: where this process was stopped meanwhile, the answer stands there
+            if left <= 0 and not call.done:
                 raise SidecarSilent(_silence(_OPEN_TIMEOUT))
-            self._pump(left)
         if call.error is not None:
             raise call.error
         thread = threading.Thread(target=self._run, name="locksidecar", daemon=True)
@@ -122,7 +124,8 @@ class Connection:
                 reading.wait()
             with self.mutex:
                 now = boot_time()  # first: what is over by then has had no news, if nothing stands after that
-                put_off = put_off + 1 if put_off < _MOST_PUT_OFF and self.core.is_due(now) and self._stands() else 0
+                most = _MOST_STEPS if reading.left else _MOST_PUT_OFF
+                put_off = put_off + 1 if put_off < most and self.core.is_due(now) and self._unread() else 0
                 timeout = 0.0 if put_off else self.core.look(now)
             if put_off and reading.left:
                 reading.call()
@@ -136,6 +139,7 @@ class Connection:
                         reading.come_back()
                 finally:
                     reading.turn.release()
+                put_off = 0  # only now can it read
                 continue
             with self.mutex:
                 if self._retired:
@@ -319,22 +323,22 @@ class Connection:
         with self.mutex:  # who reads, and is no caller, has it until the bytes are in the inbox
             return bool(self.core.inbox) or reading.left and reading.asleep or reading.shared and readable(self._in, 0.0)
 
-    def _stands(self) -> bool:
-        """Whether something has come that nobody has taken."""
-        with self.mutex:
-            return bool(self.core.inbox) or self._reading.shared and readable(self._in, 0.0)
+    def _settle(self, step: int) -> bool:
+        """An end is found by the clock: let the thread first take what has come. Whether that was still to be read: then look again.
 
-    def _settle(self, over: Callable[[], bool]) -> None:
-        """An end is found by the clock: let the thread first take what has come. It takes milliseconds, where that runs.
-
-        over: whether it is still so. Other news may stand there again and again, and need no wait.
+        step: how often that was so in a row.
         """
-        if self._thread is None or self._thread is threading.current_thread() or self._interrupted():
-            return
-        end = time.monotonic() + _SETTLE
-        while self.core.error is None and over() and self._stands() and time.monotonic() < end:
+        most = _MOST_PUT_OFF if self._thread is None else _MOST_STEPS
+        if step >= most or self.core.error is not None or self._thread is threading.current_thread():
+            return False
+        if self._interrupted() or not self._unread():
+            return False
+        if self._thread is None:  # callers read
+            self._pump(0.0)
+        else:
             self._reading.call()
-            time.sleep(0.0005)
+            time.sleep(min(PAUSE, 0.0005 * (step + 1)))
+        return True
 
     def _tick(self) -> None:
         if self._unread():

@@ -147,11 +147,18 @@ class Hold:
         return self.problem
 
     def _over(self, end: Callable[[], float]) -> LockLost | None:
-        if self.entered and end() <= boot_time():
-            self.session.settle(lambda: self.problem is None and end() <= boot_time())
-        with self.session.mutex:  # news may come at this moment
-            if self.problem is None and self.entered and end() <= boot_time():
-                self.session.silence(self)
+        session, step = self.session, 0
+        while True:
+            now = boot_time()  # first: what is over by then has had no news, if nothing stands after that
+            if self.problem is not None or not self.entered or end() > now:
+                return self.problem
+            if not session.settle(step):
+                break
+            step += 1
+        with session.mutex:  # news may come at this moment
+            # Not by the clock as it is now: this process may have been stopped since, and its news may stand unread.
+            if self.problem is None and self.entered and end() <= now:
+                session.silence(self)
             return self.problem
 
     def valid_for(self) -> float:

@@ -23,7 +23,8 @@ MAX_LOOK = 1.0
 _MOST_EARLY = 10_000
 
 
-def _nothing(over: Callable[[], bool]) -> None: ...
+def _nothing_stands(step: int) -> bool:
+    return False
 
 
 class Holds:
@@ -37,8 +38,8 @@ class Holds:
         self.clock = SidecarClock()
         self._news = (-math.inf, 0.0)  # of the lease: when it was counted, its end on our clock
         self._look_at = math.inf  # no hold ends before that without a word
-        # Lets who reads take what has come, before an end is found by the clock. Without the mutex.
-        self.settle: Callable[[Callable[[], bool]], None] = _nothing
+        # Lets who reads take what has come, before an end is found by the clock; whether to look again. Without the mutex.
+        self.settle: Callable[[int], bool] = _nothing_stands
 
     @property
     def slack(self) -> float:

@@ -21,7 +21,9 @@ from ._model import Detached, duration
 from ._reading import PAUSE
 from ._ticks import Ticks
 
+# When it is late, who waits for an answer that stands unread looks for it after each such step, and so many times.
 _SOON = 0.01
+_MOST_LATE = int(PATIENCE / _SOON)
 
 
 class Session(Connection):
@@ -134,13 +136,12 @@ class Session(Connection):
                         raise self._over_here(call)
                     step = min(step, left)
         if end is not None:
-            now = time.monotonic()
-            left = end - now
+            left = end - time.monotonic()
             if left <= 0:
-                if call.late is None:
-                    call.late = now  # which may be long after the end: this process was stopped, say
-                if now - call.late > PATIENCE or not (self._unread() or call.done):  # it may just have been read
+                # Steps, and not time: this process may have been stopped among them, as it may have been until the end.
+                if call.late >= _MOST_LATE or not (self._unread() or call.done):  # it may just have been read
                     raise self._too_late(call)
+                call.late += 1
                 left = _SOON  # who reads has only to come to it
             step = min(step, left)
         return step
@@ -215,12 +216,11 @@ class Session(Connection):
         if mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
             return None
         assert hold is not None
-        hold.look()  # with the mutex it could not wait for what has come
+        # With the mutex it could not wait for what has come. The app has done nothing under the lock since.
+        hold.look()
         with mutex:
             now = boot_time()
             problem = hold.problem
-            if problem is None and (hold.limit is not None or hold.until <= now):
-                problem = hold.look()
             entered = entry in hold.entered
             if problem is None and not entered:
                 raise hold.not_held()
