@@ -69,19 +69,20 @@ def test_child_owns_nothing(own_sidecar: Start) -> None:
 
 CHILD_LIVES_ON = """
 import os, sys, time
-import locksidecar
+import locksidecar, locksidecar._session
+locksidecar._session.Session.close.__defaults__ = (60.0,)
 held = locksidecar.lock("r").acquire()
 waiter = locksidecar.lock("r")
 if os.fork() == 0:
     sys.stdout.close()
     os.close(1)
-    time.sleep(30)
+    time.sleep(600)
     os._exit(0)
 print("forked", flush=True)
 if sys.argv[1] == "exit":
     sys.stdin.readline()
     sys.exit(0)
-time.sleep(30)
+time.sleep(600)
 """
 
 
@@ -100,10 +101,10 @@ def test_the_child_does_not_keep_the_parents_lock(own_sidecar: Start, end: str) 
             a.say()
         a.wait()
         took = time.monotonic() - began
-        sidecar.expect_queue("r", 0, 0, 5)
+        sidecar.expect_queue("r", 0, 0)
         assert Path(f"/proc/{children[0]}").exists(), "the child has ended, and the test shows nothing"
         os.kill(int(children[0]), 9)
-    assert took < 5, f"the parent's exit took {took:.1f} s"
+    assert took < 30, f"the parent's exit took {took:.1f} s"  # to wait for the child, or in vain for the sidecar, takes longer
 
 
 FALLS_OUT_OF_THE_BLOCK = """
