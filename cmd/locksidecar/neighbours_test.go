@@ -218,7 +218,8 @@ func measure(t *testing.T, p *program, in io.Writer, resource string, pairs int)
 // not who has the processors.
 func TestAttackOnANeighbour(t *testing.T) {
 	n := newTestNode(t)
-	agent := n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis), "--allow-service-account", "*/*", "--max-connections-per-uid", "64",
+	// However long the machine stands still, the lease lives on: under this attack a heartbeat takes a second at most.
+	agent := n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis, "--ttl", "5m"), "--allow-service-account", "*/*", "--max-connections-per-uid", "64",
 		"--max-connections-per-service-account", "100", "--max-sessions-per-service-account", "90", "--max-holds-per-service-account", "5000")...)
 	other := *n
 	other.socket, other.sockets = elsewhere(t), t.TempDir()
@@ -265,7 +266,7 @@ func TestAttackOnANeighbour(t *testing.T) {
 func TestConnectsUnderAttack(t *testing.T) {
 	const sessions = 20
 	n := newTestNode(t)
-	n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis), "--allow-service-account", "*/*", "--max-connections-per-uid", "64",
+	n.agent(n.pod("agent", ""), append(onStore(t, testengine.Redis, "--ttl", "5m"), "--allow-service-account", "*/*", "--max-connections-per-uid", "64",
 		"--max-sessions-per-service-account", "90", "--max-holds-per-service-account", "5000", "--max-in-flight-per-service-account", "500")...)
 	neighbours := make(map[string]func() func() time.Duration)
 	for _, account := range []string{"shop/orders", "bank/ledger"} {
@@ -317,7 +318,7 @@ func elsewhere(t *testing.T) (socket string) {
 // TestHandOffOnANode: two pods that take one lock in turn hand it over faster on the node than through the
 // store. Both are measured in one run, in turn.
 func TestHandOffOnANode(t *testing.T) {
-	store := onStore(t, testengine.Redis)
+	store := onStore(t, testengine.Redis, "--ttl", "5m")
 	type pod struct {
 		*program
 		in io.Writer
