@@ -159,7 +159,7 @@ func TestKilledHolder(t *testing.T) {
 func TestKilledSidecar(t *testing.T) {
 	onEach(t, func(t *testing.T, kind *testengine.Kind) {
 		t.Parallel()
-		const ttl = 2 * time.Second
+		const ttl = 6 * time.Second
 		store := onStore(t, kind, "--ttl", ttl.String())
 		one, other := serveProgram(t, store...), serveProgram(t, store...)
 		run, log := startWorker(t, "--socket", one.socket, "a")

@@ -20,7 +20,7 @@ import (
 func TestDetached(t *testing.T) {
 	onEach(t, func(t *testing.T, kind *testengine.Kind) {
 		t.Parallel()
-		store := onStore(t, kind, "--ttl", "2s")
+		store := onStore(t, kind, "--ttl", "6s")
 		one := serveProgram(t, store...)
 		detachAndKill(t, one, serveProgram(t, store...), serveProgram(t, store...))
 	})
@@ -44,7 +44,7 @@ func detachAndKill(t *testing.T, one, two, three *sidecarProgram) {
 		}
 	}
 	eventually(t, "it is detached", state("detached until:"))
-	if got := cli(t, "run", "--socket", two.socket, "--wait", "0s", "export", "--", "true"); got.code != exitNotGot || !strings.Contains(got.err, "detached EXCLUSIVE for another") {
+	if got := tries(t, "run", "--socket", two.socket, "--wait", "0s", "export", "--", "true"); got.code != exitNotGot || !strings.Contains(got.err, "detached EXCLUSIVE for another") {
 		t.Errorf("another app: %+v", got)
 	}
 	work := func(side *sidecarProgram) *program {
@@ -73,17 +73,17 @@ func detachAndKill(t *testing.T, one, two, three *sidecarProgram) {
 			t.Errorf("the worker before: status %d, %s", worker.code, worker.err)
 		}
 	}
-	if got := cli(t, "run", "--socket", three.socket, "--wait", "0s", "export", "--", "true"); got.code != 0 {
+	if got := tries(t, "run", "--socket", three.socket, "--wait", "0s", "export", "--", "true"); got.code != 0 {
 		t.Errorf("after the release: %+v", got)
 	}
 	if got := cli(t, "detached", "release", "--socket", three.socket, handle); got.code != exitFailure || !strings.Contains(got.err, "no detached hold") {
 		t.Errorf("release of what is released: %+v", got)
 	}
-	taken := cli(t, "detached", "take", "--socket", three.socket, "--ttl", "1h", "--wait", "0s", "export")
+	taken := tries(t, "detached", "take", "--socket", three.socket, "--ttl", "1h", "--wait", "0s", "export")
 	if taken.code != 0 {
 		t.Fatalf("take: %+v", taken)
 	}
-	if got := cli(t, "detached", "take", "--socket", three.socket, "--ttl", "1h", "--wait", "0s", "export"); got.code != exitNotGot {
+	if got := tries(t, "detached", "take", "--socket", three.socket, "--ttl", "1h", "--wait", "0s", "export"); got.code != exitNotGot {
 		t.Errorf("take again: %+v", got)
 	}
 	if got := cli(t, "detached", "release", "--socket", three.socket, strings.TrimSpace(taken.out)); got.code != 0 || got.out != "released\n" {

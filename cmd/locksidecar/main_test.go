@@ -197,6 +197,17 @@ func cli(t *testing.T, args ...string) result {
 	return cliEnv(t, nil, args...)
 }
 
+// tries runs a command that does not wait for a lock, until the store answers: on a busy machine that may take longer than
+// a try waits for it.
+func tries(t *testing.T, args ...string) result {
+	t.Helper()
+	got := cli(t, args...)
+	for end := time.Now().Add(patience); got.code == exitUnavailable && time.Now().Before(end); got = cli(t, args...) {
+		time.Sleep(50 * time.Millisecond)
+	}
+	return got
+}
+
 func cliEnv(t *testing.T, env []string, args ...string) result {
 	t.Helper()
 	p := launch(t, env, binary, args...)

@@ -12,10 +12,10 @@ import (
 func TestRunMinHold(t *testing.T) {
 	onEach(t, func(t *testing.T, kind *testengine.Kind) {
 		t.Parallel()
-		store := onStore(t, kind, "--ttl", "2s")
+		store := onStore(t, kind, "--ttl", "6s")
 		one, other := serveProgram(t, store...), serveProgram(t, store...)
 		run := func(side *sidecarProgram, more ...string) result {
-			return cli(t, append([]string{"run", "--socket", side.socket, "--wait", "0s", "--verbose", "--min-hold", "1h"}, more...)...)
+			return tries(t, append([]string{"run", "--socket", side.socket, "--wait", "0s", "--verbose", "--min-hold", "1h"}, more...)...)
 		}
 		runMinHold(t, one, other, run)
 	})
@@ -25,7 +25,7 @@ func TestRunMinHold(t *testing.T) {
 func TestRunMinHoldEmbedded(t *testing.T) {
 	one := serveProgram(t)
 	runMinHold(t, one, one, func(side *sidecarProgram, more ...string) result {
-		return cli(t, append([]string{"run", "--socket", side.socket, "--wait", "0s", "--verbose", "--min-hold", "1h"}, more...)...)
+		return tries(t, append([]string{"run", "--socket", side.socket, "--wait", "0s", "--verbose", "--min-hold", "1h"}, more...)...)
 	})
 }
 

@@ -163,17 +163,17 @@ $LOCKSIDECAR_FENCE"`)
 func TestRunOfSeveral(t *testing.T) {
 	onEach(t, func(t *testing.T, kind *testengine.Kind) {
 		t.Parallel()
-		store := onStore(t, kind, "--ttl", "2s")
+		store := onStore(t, kind, "--ttl", "6s")
 		one, other := serveProgram(t, store...), serveProgram(t, store...)
 		for _, victim := range []string{"run", "sidecar"} {
 			run, _ := startWorker(t, "--socket", one.socket, "b", "a")
 			for _, r := range []string{"a", "b"} {
-				got := cli(t, "run", "--socket", other.socket, "--wait", "0s", "c", r, "--", "true")
+				got := tries(t, "run", "--socket", other.socket, "--wait", "0s", "c", r, "--", "true")
 				if got.code != exitNotGot || !strings.Contains(got.err, `the lock on "`+r+`" is not free`) {
 					t.Errorf("try of c and %s: %+v", r, got)
 				}
 			}
-			if got := cli(t, "run", "--socket", other.socket, "--wait", "0s", "c", "--", "true"); got.code != 0 {
+			if got := tries(t, "run", "--socket", other.socket, "--wait", "0s", "c", "--", "true"); got.code != 0 {
 				t.Errorf("c is not free: %+v", got)
 			}
 			next := launch(t, nil, binary, "run", "--socket", other.socket, "a", "b", "--", "true")
@@ -258,7 +258,7 @@ func TestRunShared(t *testing.T) {
 func TestRunLimit(t *testing.T) {
 	onEach(t, func(t *testing.T, kind *testengine.Kind) {
 		t.Parallel()
-		store := onStore(t, kind, "--ttl", "2s")
+		store := onStore(t, kind, "--ttl", "6s")
 		one, other := serveProgram(t, store...), serveProgram(t, store...)
 		c := dial(t, other)
 		work := func(side *sidecarProgram) *program {
@@ -277,7 +277,7 @@ func TestRunLimit(t *testing.T) {
 				t.Errorf("broken law: two have %q and %q", keptSlot, was)
 			}
 			for _, more := range [][]string{{"--limit", "2"}, {"--shared"}, nil} {
-				got := cli(t, append(append([]string{"run", "--socket", other.socket, "--wait", "0s"}, more...), "exports", "--", "true")...)
+				got := tries(t, append(append([]string{"run", "--socket", other.socket, "--wait", "0s"}, more...), "exports", "--", "true")...)
 				if got.code != exitNotGot || !strings.Contains(got.err, "held PERMIT by pid") {
 					t.Errorf("%v beside 2 of 2: %+v", more, got)
 				}
@@ -285,7 +285,7 @@ func TestRunLimit(t *testing.T) {
 			if got := cli(t, "run", "--socket", other.socket, "--limit", "3", "exports", "--", "true"); got.code != exitOwnFailure || !strings.Contains(got.err, "limit is 3") {
 				t.Errorf("another limit: %+v", got)
 			}
-			if got := cli(t, "get", "--socket", other.socket, "exports"); !strings.Contains(got.out, "held PERMIT by 2 of 2") || !strings.Contains(got.out, "PERMIT 1 of 2") {
+			if got := tries(t, "get", "--socket", other.socket, "exports"); !strings.Contains(got.out, "held PERMIT by 2 of 2") || !strings.Contains(got.out, "PERMIT 1 of 2") {
 				t.Errorf("get: %+v", got)
 			}
 			next := work(other)
