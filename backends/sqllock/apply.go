@@ -212,8 +212,12 @@ func (s *state) end(o *op) {
 	s.remove(e)
 }
 
-// sweep takes out what a lease that is over has left.
+// sweep takes out what a lease that is over has left. Where another server has said that it is over, it may live on this one.
 func (s *state) sweep(o *op) {
+	if s.lives(o.of) {
+		o.err = errLives
+		return
+	}
 	e := s.entries[o.id]
 	switch {
 	case e != nil && e.Value.lease == o.of:

@@ -118,6 +118,9 @@ func (b *Backend) sweepRows(ctx context.Context, lease string, rows []Row) error
 	return b.sweepEach(ctx, lease, res[0].Rows)
 }
 
+// errLives: another server has said that the lease is over, and this one knows that it lives.
+var errLives = errors.New("the lease is not over on this server")
+
 // clearRows is one transaction that clears what nobody waits for and nobody has locked.
 func (b *Backend) clearRows(ctx context.Context, lease string, names [][]byte) (done int, err error) {
 	c, err := b.pool.Conn(ctx)
@@ -133,6 +136,9 @@ func (b *Backend) clearRows(ctx context.Context, lease string, names [][]byte) (
 	rows := res[1].Rows
 	locked := make([][]byte, len(rows))
 	for i, r := range rows {
+		if ending(r.Int(3)) == notEnded {
+			return 0, errLives
+		}
 		locked[i] = []byte(r.Text(0))
 	}
 	if len(locked) > 0 {

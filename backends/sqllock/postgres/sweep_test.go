@@ -1,0 +1,221 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/sqllock"
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// The keeper has ended a lease at one server, and the sidecar of that lease had moved to another one before. The keeper stands
+// still while it clears away, and goes on at the other server, where the lease lives. It takes nothing away there.
+func TestSweepOfALeaseThatLivesElsewhere(t *testing.T) {
+	t.Parallel()
+	for m, texts := range map[lock.Mode]struct{ stops, ends string }{
+		lock.Exclusive: {stops: "x_lease=? AND name>?", ends: "l.x_shared=0"},
+		lock.Shared:    {stops: `_hold" WHERE lease=? AND name>=?`, ends: "SELECT fence, crowd"},
+	} {
+		t.Run(m.String(), func(t *testing.T) {
+			t.Parallel()
+			again(t, func(t testing.TB) { testSweepOfALeaseThatLivesElsewhere(t, m, texts.stops, texts.ends) })
+		})
+	}
+}
+
+func testSweepOfALeaseThatLivesElsewhere(t testing.TB, m lock.Mode, stops, ends string) {
+	s := testengine.New(t, testengine.Postgres)
+	keepers, road := testengine.Through(t, s), testengine.Through(t, s)
+	g := newGate(t, dialect(t, with(keepers.URL(), "timeout=3s")), stops, ends)
+	keeper := g.sidecar(time.Minute)
+	_, l := sidecar(t, road.URL(), 3*time.Second)
+	stopKeeper := keepBeating(t, keeper)
+	hold(t, l, "r", m)
+	fork := forkBeside(t, s, l)
+	lead(t, road, fork, l)
+	stop := keepBeating(t, l)
+	g.comes(g.stopped, "the keeper clears away")
+	stopKeeper()
+	lead(t, keepers, fork, keeper)
+	g.opens()
+	g.comes(g.over, "that is over")
+	for _, e := range append(stop(), beat(t, l)...) {
+		t.Errorf("%s: got %v; its lease lives", e.Resource, e.Kind)
+	}
+}
+
+// PgBouncer leads the keeper to the other server, and no heartbeat of the keeper has met that one yet. Nobody is granted there what
+// the lease has.
+func TestSweepBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	again(t, testSweepBehindPgBouncer)
+}
+
+func testSweepBehindPgBouncer(t testing.TB) {
+	const ttl = 4 * time.Second
+	s := testengine.New(t, testengine.PostgresBouncer)
+	g := newGate(t, dialect(t, with(s.URL(), "timeout=3s")), "l.x_shared=0", "l.x_shared=0")
+	keeper := g.sidecar(ttl)
+	stopKeeper := keepBeating(t, keeper)
+	road := testengine.Through(t, s)
+	road.Retarget(testengine.Nodes(t, s)[0].Addr()) // past PgBouncer
+	_, l := sidecar(t, road.URL(), ttl)
+	held := hold(t, l, "r", lock.Exclusive)
+	fork := forkBeside(t, s, l)
+	lead(t, road, fork, l)
+	stop := keepBeating(t, l)
+	g.comes(g.stopped, "the keeper clears away")
+	_, other := sidecar(t, fork.URL(), ttl)
+	stopOther := keepBeating(t, other)
+	eventually(t, "the other server grants", func() error {
+		_, err := other.Acquire(t.Context(), try(string(lock.NewHoldID())))
+		return err
+	})
+	stopKeeper()
+	testengine.LeadBouncer(t, s, fork)
+	news := stop()
+	relies := time.Now().Add(ttl)
+	if news = append(news, beat(t, l)...); len(news) > 0 {
+		t.Fatalf("news of a lease that lives: %+v", news)
+	}
+	g.opens()
+	g.comes(g.over, "that is over")
+	if _, err := other.Acquire(t.Context(), try("r")); err == nil {
+		isOver(t, relies, held)
+	} else if !errors.Is(err, lock.ErrHeld) {
+		t.Error(err)
+	}
+	for _, e := range beat(t, l) {
+		t.Errorf("%s: got %v; its lease lives", e.Resource, e.Kind)
+	}
+	stopOther()
+}
+
+// keepBeating renews a lease until stop is called, which gives the news.
+func keepBeating(t testing.TB, l lock.Lease) (stop func() []lock.Event) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var news []lock.Event
+	var beats sync.WaitGroup
+	beats.Go(func() {
+		for ctx.Err() == nil {
+			more, _ := l.Heartbeat(context.WithoutCancel(ctx))
+			news = append(news, more...)
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+	stop = func() []lock.Event {
+		cancel()
+		beats.Wait()
+		return news
+	}
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
+// gate stops a sidecar that clears away, as it stops where its machine stands still.
+type gate struct {
+	*Dialect
+	t           testing.TB
+	stops, ends string // are in the request that is stopped, and in the one that clears away
+
+	stopped, open, over chan struct{}
+	stop, opens, end    func()
+}
+
+// newGate makes a gate. stopped is closed when the request is stopped, opens lets it go on, and over is closed when the
+// connection is given back on which something was cleared away.
+func newGate(t testing.TB, d *Dialect, stops, ends string) *gate {
+	g := &gate{Dialect: d, t: t, stops: stops, ends: ends, stopped: make(chan struct{}), open: make(chan struct{}), over: make(chan struct{})}
+	g.stop = sync.OnceFunc(func() { close(g.stopped) })
+	g.opens = sync.OnceFunc(func() { close(g.open) })
+	g.end = sync.OnceFunc(func() { close(g.over) })
+	return g
+}
+
+// sidecar opens a lease behind the gate that lives as long as the test.
+func (g *gate) sidecar(ttl time.Duration) lock.Lease {
+	g.t.Helper()
+	b, err := sqllock.Open(g, sqllock.Options{Migrate: true, FailoverGrace: -1})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	g.t.Cleanup(func() { _ = b.Close() })
+	l := openSoon(g.t, b, ttl)()
+	g.t.Cleanup(g.opens)
+	return l
+}
+
+// comes waits.
+func (g *gate) comes(c chan struct{}, what string) {
+	g.t.Helper()
+	eventually(g.t, what, func() error {
+		select {
+		case <-c:
+			return nil
+		default:
+			return errors.New("not yet")
+		}
+	})
+}
+
+// pass lets a request pass, and tells whether it clears away.
+func (g *gate) pass(command string, batch []sqllock.Statement) (clears bool) {
+	has := func(text string) bool {
+		return command == "sweep" && slices.ContainsFunc(batch, func(s sqllock.Statement) bool { return strings.Contains(s.SQL, text) })
+	}
+	if has(g.stops) {
+		g.stop()
+		<-g.open
+	}
+	return has(g.ends)
+}
+
+// Open implements sqllock.Dialect.
+func (g *gate) Open(o sqllock.PoolOptions) (sqllock.Pool, error) {
+	p, err := g.Dialect.Open(o)
+	return gatedPool{p, g}, err
+}
+
+type gatedPool struct {
+	sqllock.Pool
+	g *gate
+}
+
+func (p gatedPool) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
+	p.g.pass(command, batch)
+	return p.Pool.Do(ctx, command, batch...)
+}
+
+func (p gatedPool) Conn(ctx context.Context) (sqllock.Conn, error) {
+	c, err := p.Pool.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &gatedConn{Conn: c, g: p.g}, nil
+}
+
+type gatedConn struct {
+	sqllock.Conn
+	g      *gate
+	clears bool
+}
+
+func (c *gatedConn) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
+	c.clears = c.g.pass(command, batch) || c.clears
+	return c.Conn.Do(ctx, command, batch...)
+}
+
+func (c *gatedConn) Close() {
+	if c.Conn.Close(); c.clears {
+		c.g.end()
+	}
+}
