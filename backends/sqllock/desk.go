@@ -219,7 +219,7 @@ func (o *op) fail(err error) {
 //nolint:contextcheck,nolintlint // a batch is of many requests, and has the backend's context; contextcheck reads this, and nolintlint does not see it
 func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 	ctx := context.WithValue(b.background, lock.FromKey{}, ops[0].from)
-	wait := !d.frozen && b.mayWait(ctx)
+	wait := !d.frozen && patient(ops) && b.mayWait(ctx)
 	if wait {
 		defer b.patient.Leave()
 	}
@@ -235,6 +235,11 @@ func (b *Backend) carryOut(d *desk, ops []*op) (later []*op, err error) {
 		return later, err
 	}
 	if err != nil {
+		for _, o := range ops {
+			if o.blocked != nil && wait && b.d.Class(err) == Blocked {
+				o.blocked.Store(true)
+			}
+		}
 		return b.failed(d.name, ops, err), err
 	}
 	b.known.add(d.name, s.busy())

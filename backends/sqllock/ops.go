@@ -2,6 +2,8 @@ package sqllock
 
 import (
 	"context"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -31,6 +33,8 @@ type op struct {
 	from   any   // for whom it is; see lock.From
 	orphan bool  // nobody waits for it any more
 	hasty  bool  // not to be tried again where somebody has locked the row
+	// blocked: another request, of the same task, has waited for its row in vain. Then this one does not wait.
+	blocked *atomic.Bool
 
 	ctx   context.Context // of opAsk and opAttach: when it ends, the request is not sent any more
 	done  chan struct{}   // closed when it was carried out, or never will be
@@ -46,6 +50,11 @@ type op struct {
 	position int
 	status   lock.Status
 	lasts    int64 // opAttach: microseconds until its time is over
+}
+
+// patient tells whether some request may wait for the row.
+func patient(ops []*op) bool {
+	return slices.ContainsFunc(ops, func(o *op) bool { return o.blocked == nil || !o.blocked.Load() })
 }
 
 type opKind uint8

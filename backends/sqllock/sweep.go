@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -70,12 +71,15 @@ func (b *Backend) sweepEach(ctx context.Context, lease string, rows []Row) error
 }
 
 // onDesks has a request carried out for each row, which has a name and an id, by the
-// desks of the names. What somebody has locked is left.
+// desks of the names. What somebody has locked is left, and where one of them has waited for such
+// a row, the others do not wait: an app may have locked all of them.
 func (b *Backend) onDesks(ctx context.Context, rows []Row, request func(id string) *op) (err error) {
 	byName := make(map[lock.Resource][]*op)
+	var blocked atomic.Bool
 	for _, r := range rows {
-		name := lock.Resource(r.Text(0))
-		byName[name] = append(byName[name], request(r.Text(1)))
+		name, o := lock.Resource(r.Text(0)), request(r.Text(1))
+		o.blocked = &blocked
+		byName[name] = append(byName[name], o)
 	}
 	names := make(chan lock.Resource, len(byName))
 	for name := range byName {

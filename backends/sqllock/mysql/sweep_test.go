@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -71,6 +72,106 @@ func testManyEndedLeases(t testing.TB, s testengine.Server) {
 	eventually(t, "what came late is cleared away", func() error {
 		if n := number(t, b, "SELECT COUNT(*) FROM {note}"); n > 0 {
 			return fmt.Errorf("there are %d notes", n)
+		}
+		return nil
+	})
+}
+
+// sweptBy opens a sidecar that becomes the keeper. waited counts its requests that have waited for a row, in vain, to clear something
+// away, and rounds those of the keeper.
+func sweptBy(t testing.TB, url string) (b *store, waited, rounds *atomic.Int64) {
+	t.Helper()
+	waited, rounds = new(atomic.Int64), new(atomic.Int64)
+	b = openWith(t, url, func(command string, took time.Duration, err error) {
+		switch {
+		case command == "observe":
+			rounds.Add(1)
+		case command == "sweep" && Class(err) == sqllock.Blocked && took > lockWait/2:
+			waited.Add(1)
+		}
+	})
+	t.Cleanup(func() { _ = b.Close() })
+	keepAlive(t, t.Context(), leaseFor(t, b, 5*time.Second))
+	return b, waited, rounds
+}
+
+// mortal opens a lease that lives until it is to die.
+func mortal(t testing.TB, url string, ttl time.Duration) (l lock.Lease, die func()) {
+	t.Helper()
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	l = leaseFor(t, b, ttl)
+	ctx, cancel := context.WithCancel(t.Context())
+	alive := keepAlive(t, ctx, l)
+	die = func() {
+		cancel()
+		<-alive
+	}
+	t.Cleanup(die)
+	return l, die
+}
+
+// A sidecar is dead, and an app of it is frozen in a transaction with the guards of many locks. The keeper waits for a few of them,
+// and not for each: what that sidecar has had otherwise is free, and soon so is what another one has had that has died since.
+func TestSweepBesideManyLockedRows(t *testing.T) {
+	t.Parallel()
+	eachKind(t, testSweepBesideManyLockedRows)
+}
+
+func testSweepBesideManyLockedRows(t testing.TB, s testengine.Server) {
+	const locked, free, few = 60, 240, 24
+	url := own(t, s, "lockedrows_")
+	b, waited, _ := sweptBy(t, url)
+	dead, die := mortal(t, url, 2*time.Second)
+	other, dieToo := mortal(t, url, 2*time.Second)
+	hold(t, other, "other")
+	tx := newApp(t, b, "").begin(9)
+	for i := range locked + free {
+		g := hold(t, dead, lock.Resource(fmt.Sprintf("r%03d", i)))
+		if i%((locked+free)/locked) == 0 && !tx.guarded(g.Guard) {
+			t.Fatal("the guard of the holder did not find its hold")
+		}
+	}
+	left := func(l lock.Lease) int64 {
+		return number(t, b, "SELECT COUNT(*) FROM {lock} WHERE x_lease=?", []byte(l.ID()))
+	}
+	die()
+	eventually(t, "what nobody has locked is cleared away", func() error {
+		if n := left(dead); n > locked {
+			return fmt.Errorf("%d are left", n)
+		}
+		return nil
+	})
+	eventually(t, "the keeper waits for a row", func() error {
+		if waited.Load() == 0 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	dieToo()
+	eventually(t, "the other lease is over", func() error {
+		if number(t, b, "SELECT ended FROM {lease} WHERE id=?", []byte(other.ID())) == 0 {
+			return errors.New("it lives")
+		}
+		return nil
+	})
+	before := waited.Load()
+	eventually(t, "what it had is cleared away", func() error {
+		if left(other) > 0 {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	if n := waited.Load() - before; n > few {
+		t.Errorf("the keeper has waited for %d rows before it came to the next lease", n)
+	}
+	if n := left(dead); n != locked {
+		t.Errorf("%d rows are left, and %d are locked", n, locked)
+	}
+	tx.rollBack()
+	eventually(t, "the rest is cleared away", func() error {
+		if n := left(dead); n > 0 {
+			return fmt.Errorf("%d are left", n)
 		}
 		return nil
 	})
