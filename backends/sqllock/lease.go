@@ -49,6 +49,7 @@ type lease struct {
 	ended   map[string]*overLease
 	dirty   []string // of those, to be swept: of which something may be left,
 	again   []string // and of which nothing was
+	many    bool     // of these some were swept last
 
 	bell   chan struct{} // closed when it is known whether there is a bell,
 	deaf   atomic.Bool   // and whether there is none

@@ -138,8 +138,9 @@ func (l *lease) sawOver(id string, now time.Duration) {
 	}
 }
 
-// nextSweep takes the leases that are to be swept next: one of which something may be left, or many of which nothing was.
-// Of these the keeper hears with each of its rounds, for as long as lateRequest, and one sweep for all costs a trip.
+// nextSweep takes the leases that are to be swept next: by turns one of which something may be left, and many of which nothing was.
+// Of these the keeper hears with each of its rounds, for as long as lateRequest, and one sweep for all costs a trip. One
+// whose holds an app has locked is there again with each round, too, and its sweep may last for longer than that.
 func (l *lease) nextSweep() (ids []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,8 +154,14 @@ func (l *lease) nextSweep() (ids []string) {
 			}
 		}
 	}
-	if take(&l.dirty, 1); len(ids) == 0 {
+	if l.many {
+		take(&l.dirty, 1)
+	}
+	if l.many = len(ids) == 0; l.many {
 		take(&l.again, sweepTogether)
+	}
+	if len(ids) == 0 {
+		take(&l.dirty, 1)
 	}
 	return ids
 }

@@ -176,3 +176,49 @@ func testSweepBesideManyLockedRows(t testing.TB, s testengine.Server) {
 		return nil
 	})
 }
+
+// To clear away what an app has locked takes the keeper longer than the pause between two of its rounds, each of which has it done
+// again. It comes to the leases of which nothing was left all the same.
+func TestSweepOfManyBesideALockedRow(t *testing.T) {
+	t.Parallel()
+	eachKind(t, testSweepOfManyBesideALockedRow)
+}
+
+func testSweepOfManyBesideALockedRow(t testing.TB, s testengine.Server) {
+	url := own(t, s, "lockedrow_")
+	b, waited, rounds := sweptBy(t, url)
+	mortal(t, url, lock.MinTTL) // so that the rounds come often
+	closed, _ := mortal(t, url, time.Minute)
+	dead, die := mortal(t, url, time.Second)
+	g := hold(t, dead, "r")
+	if err := closed.Close(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	more := func(what string, n *atomic.Int64) {
+		t.Helper()
+		least := n.Load() + 4
+		eventually(t, what, func() error {
+			if n.Load() < least {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+	}
+	more("the keeper makes its rounds", rounds)
+	tx := newApp(t, b, "").begin(10)
+	if !tx.guarded(g.Guard) {
+		t.Fatal("the guard of the holder did not find its hold")
+	}
+	die()
+	more("the keeper waits for the row", waited)
+	// See TestManyEndedLeases. The guard may keep what is older than its row from being inserted.
+	execute(t, b, "INSERT INTO {lock} (name, fence, crowd) VALUES ('late', UNIX_TIMESTAMP()*1000000, 1)")
+	execute(t, b, "INSERT INTO {note} (name, id, lease, kind, era) VALUES ('late', 'late', ?, 1, 0)", []byte(closed.ID()))
+	eventually(t, "what came late is cleared away", func() error {
+		if n := number(t, b, "SELECT COUNT(*) FROM {note}"); n > 0 {
+			return fmt.Errorf("there are %d notes", n)
+		}
+		return nil
+	})
+	tx.rollBack()
+}
