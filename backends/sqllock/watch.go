@@ -68,6 +68,9 @@ func (l *lease) Round(ctx context.Context, _ leasekit.KeeperRound, saw func(leas
 		return k, err
 	}
 	if res[0].Affected == 0 {
+		l.mu.Lock()
+		maps.DeleteFunc(l.ended, func(_ string, o *overLease) bool { return !o.queued })
+		l.mu.Unlock()
 		if res, err = c.Do(ctx, "keeper", Statement{SQL: q.keeper}); err != nil {
 			return k, err
 		}
@@ -185,9 +188,12 @@ func (l *lease) sweepNext(ctx context.Context) {
 	}
 	found, err := l.b.sweep(ctx, ids[0])
 	clean := err == nil && !found
+	_, keeps := l.observer.Keeps()
 	l.mu.Lock()
 	if o := l.ended[ids[0]]; o != nil {
-		o.clean = clean
+		if o.clean = clean; !keeps && !o.queued { // what is left of it may be in the way again, and is seen then
+			delete(l.ended, ids[0])
+		}
 	}
 	l.mu.Unlock()
 	if clean {
