@@ -84,6 +84,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
 		return nil, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
 	}
+	b.checked.Store(false) // the data may have been lost since, and another kind of sidecar may have come first
 	if err := b.checkAtFirst(ctx); err != nil {
 		return nil, err
 	}

@@ -176,6 +176,33 @@ func testOtherLayoutIsRefused(t testing.TB) {
 	}
 }
 
+// The data is lost, and another kind of sidecar comes first: who had its own layout there is refused as well.
+func TestOtherLayoutIsRefusedAfterTheDataIsGone(t *testing.T) {
+	again(t, testOtherLayoutIsRefusedAfterTheDataIsGone)
+}
+
+func testOtherLayoutIsRefusedAfterTheDataIsGone(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, 30*time.Second)
+	if err := b.client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.client.Set(t.Context(), b.keys.config, "version=1 buckets=64", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := beat(t.Context(), l); !errors.Is(err, lock.ErrLeaseLost) {
+		t.Fatalf("Heartbeat: got %v, want ErrLeaseLost", err)
+	}
+	next, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 30 * time.Second})
+	if err == nil {
+		swallow(next)
+		_ = next.Close(t.Context())
+	}
+	if !errors.Is(err, errLayout) {
+		t.Errorf("OpenLease on another layout: got %v, want that it is refused", err)
+	}
+}
+
 func TestPing(t *testing.T) {
 	s := testengine.New(t, testengine.Redis)
 	b := openAt(t, s.URL())

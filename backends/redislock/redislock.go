@@ -90,7 +90,7 @@ func (b *Backend) to(addr string, dial dialer) *road {
 // errLayout: the keys with this prefix are laid out in another way.
 var errLayout = fmt.Errorf("they were laid out by another kind of sidecar: %w", lock.ErrUnavailable)
 
-// check makes sure, once, that the data is laid out as this sidecar needs it.
+// check makes sure, once for each lease, that the data is laid out as this sidecar needs it.
 //
 //	errLayout: it is not.
 //	lock.ErrUnavailable alone: the server that knows it does not answer.
@@ -99,10 +99,13 @@ func (b *Backend) check(ctx context.Context) error {
 		return nil
 	}
 	want := fmt.Sprintf("version=%s buckets=%d", dataVersion, len(b.keys.buckets))
-	if err := b.client.SetNX(ctx, b.keys.config, want, 0).Err(); err != nil {
-		return unavailable("check store", err)
-	}
 	got, err := b.client.Get(ctx, b.keys.config).Result()
+	if errors.Is(err, redis.Nil) {
+		if err := b.client.SetNX(ctx, b.keys.config, want, 0).Err(); err != nil {
+			return unavailable("check store", err)
+		}
+		got, err = b.client.Get(ctx, b.keys.config).Result()
+	}
 	if err != nil {
 		return unavailable("check store", err)
 	}
