@@ -165,7 +165,8 @@ func (d *driver) lookAround(ctx context.Context) (found []*slot, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patientTrips*d.b.cfg.timeout)
 	defer cancel()
 	due := d.slots
-	for range 2 { // the first answer of a server may come before it is known who it is
+	for round := range 2 { // the first answer of a server may come before it is known who it is
+		sent := d.b.clock()
 		calls := make([]call, len(due))
 		for n, s := range due {
 			k := &d.b.keys.buckets[s.index]
@@ -174,12 +175,12 @@ func (d *driver) lookAround(ctx context.Context) (found []*slot, err error) {
 		err = d.b.runTogether(ctx, scriptOpen, calls)
 		var again []*slot
 		for n, s := range due {
-			switch _, err := d.b.opened(s.index, calls[n].reply); {
+			switch _, err := d.b.opened(s.index, calls[n].reply, sent); {
 			case calls[n].err != nil:
+			case errors.Is(err, errAnotherServer), err == nil && round == 0 && d.b.doubts(s.index):
+				again = append(again, s)
 			case err == nil:
 				found = append(found, s)
-			case errors.Is(err, errAnotherServer):
-				again = append(again, s)
 			default:
 				return nil, unavailable("look at store", err)
 			}

@@ -21,6 +21,10 @@ import (
 // Where the road led to another server meanwhile and is back, the mark is what it was. The presence is
 // another one then (see road), also where nothing was learned of the marks there: all that the other
 // server has said may be that the lease is over.
+//
+// A mark that stood there while another server still answered is in doubt: what that one has granted this server
+// does not know, and nobody else here waits for it. So whoever comes from there has the mark replaced by
+// a new one, and all wait.
 type past struct {
 	version atomic.Uint64 // counts the marks that were seen, and the presences
 
@@ -30,30 +34,60 @@ type past struct {
 	since time.Duration // on the backend's clock
 	known time.Duration // how old the store knows the mark to be
 	told  time.Duration // on the backend's clock, when it was last to be told
+	asked time.Duration // on the backend's clock, when the last request was sent that was answered
+	other time.Duration // asked, of the mark before this one; 0: there was none, or it is decided whether this one is in doubt
+	doubt bool          // the mark is to be replaced
 }
 
-// saw takes note of the bucket's mark, which is age old at least, as the store knows.
-func (p *past) saw(mark string, by *presence, age, now time.Duration) {
+// seen is what an answer shows of a bucket's mark.
+type seen struct {
+	mark string
+	by   *presence
+	age  time.Duration // how old the mark is at least, as the store knows; 0: it does not, or does not say
+	sent time.Duration // on the backend's clock, when that was asked
+}
+
+// saw takes note of the bucket's mark.
+func (p *past) saw(s seen, now time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if s.mark != p.mark && p.mark != "" {
+		p.other, p.doubt = p.asked, false
+	}
+	p.asked = max(p.asked, s.sent)
+	if p.other != 0 && s.age > 0 {
+		p.other, p.doubt = 0, stoodThere(s.age, now-p.other)
+	}
 	switch {
-	case mark == p.mark && by == p.by:
-		p.known = max(p.known, age)
+	case s.mark == p.mark && s.by == p.by:
+		p.known = max(p.known, s.age)
 		return
 	case p.mark == "":
-		p.since = now - age
+		p.since = now - s.age
 	default:
 		p.since = now
 	}
-	p.mark, p.by, p.known, p.told = mark, by, age, p.since
+	p.mark, p.by, p.known, p.told = s.mark, s.by, s.age, p.since
 	p.version.Add(1)
 }
 
-// counted gives the mark, and how old it is at least; "": there is none yet.
-func (p *past) counted(now time.Duration) (mark string, age time.Duration) {
+// stoodThere tells whether a mark of that age was there when another server answered last. It leaves room for clocks
+// of different speed, and less of it than a lease has that ends before its TTL (heartbeat.Margin): who may have
+// something there has heard of that server within nine tenths of a grace.
+func stoodThere(age, silence time.Duration) bool { return age-silence > silence/16 }
+
+// doubted tells whether the mark is to be replaced.
+func (p *past) doubted() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.mark, now - p.since
+	return p.doubt
+}
+
+// counted gives the mark, how old it is at least, and whether it is in doubt; "": there is none yet.
+func (p *past) counted(now time.Duration) (mark string, age time.Duration, doubt bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mark, now - p.since, p.doubt
 }
 
 // untold tells that the grace is over and the store does not know that. It says so once in a grace.

@@ -35,7 +35,7 @@ func TestPast(t *testing.T) {
 			if i == len(c.marks)-1 {
 				by = c.by
 			}
-			p.saw(m, by, c.age, now)
+			p.saw(seen{m, by, c.age, now}, now)
 		}
 		if left, _ := p.left(grace, now); left != c.want {
 			t.Errorf("%s: %s are left, want %s", c.name, left, c.want)
@@ -55,24 +55,63 @@ func TestPastIsTold(t *testing.T) {
 		}
 	}
 	tell(0, false) // no mark
-	p.saw("a", by, 4*time.Second, now)
+	saw := func(mark string, age, at time.Duration) { p.saw(seen{mark, by, age, at}, at) }
+	saw("a", 4*time.Second, now)
 	tell(6*time.Second-1, false)
 	tell(10*time.Second, true)
-	if mark, age := p.counted(now + 10*time.Second); mark != "a" || age != 14*time.Second {
+	if mark, age, doubt := p.counted(now + 10*time.Second); doubt || mark != "a" || age != 14*time.Second {
 		t.Errorf("counted %s for %q", age, mark)
 	}
 	tell(20*time.Second-1, false) // it is on its way
 	tell(20*time.Second, true)
-	p.saw("a", by, grace, now+21*time.Second)
+	saw("a", grace, now+21*time.Second)
 	tell(time.Hour, false)
-	p.saw("b", by, 0, now+time.Hour)
+	saw("b", 0, now+time.Hour)
 	tell(time.Hour+grace-1, false)
 	tell(time.Hour+grace, true)
-	p.saw("c", by, grace, now+2*time.Hour) // all the same it counts itself, and others know
+	saw("c", grace, now+2*time.Hour) // all the same it counts itself, and others know
 	if left, _ := p.left(grace, now+2*time.Hour); left != grace {
 		t.Errorf("%s are left of the grace of a mark that has changed", left)
 	}
 	tell(3*time.Hour, false)
+}
+
+// A mark is in doubt that stood there when another server still answered, and one that came after that is not: there
+// was a failover, and whoever comes late does not have all others wait again.
+func TestPastDoubts(t *testing.T) {
+	const start = time.Hour
+	at := func(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
+	type look struct {
+		mark    string
+		age, at float64 // seconds
+	}
+	for _, c := range []struct {
+		name  string
+		looks []look
+		want  bool
+	}{
+		{"a first mark", []look{{"a", 3600, 0}}, false},
+		{"the same mark", []look{{"a", 1, 0}, {"a", 3600, 2}}, false},
+		{"an old server", []look{{"a", 0, 0}, {"b", 0, 100}, {"a", 12, 105}}, true},
+		{"an old server that was never seen", []look{{"a", 0, 100}, {"b", 12, 105}}, true},
+		{"a heartbeat does not say how old it is", []look{{"a", 0, 100}, {"b", 0, 105}, {"b", 12, 105.1}}, true},
+		{"for as long as a lease can live", []look{{"a", 0, 100}, {"b", 10, 109}}, true},
+		{"clocks of different speed", []look{{"a", 0, 0}, {"b", 86410, 86400}}, false},
+		{"the last answer counts", []look{{"a", 0, 100}, {"a", 0, 108}, {"b", 11, 111}}, true},
+		{"a failover", []look{{"a", 0, 100}, {"b", 4, 105}}, false},
+		{"somebody comes late after it", []look{{"a", 0, 100}, {"b", 20, 125}}, false},
+		{"it is told later that it is old", []look{{"a", 0, 100}, {"b", 4, 105}, {"b", 3600, 106}}, false},
+		{"it was replaced", []look{{"a", 0, 100}, {"b", 12, 105}, {"c", 0, 105.1}, {"c", 1, 106.1}}, false},
+	} {
+		var p past
+		for _, l := range c.looks {
+			sent := start + at(l.at)
+			p.saw(seen{l.mark, &presence{}, at(l.age), sent}, sent)
+		}
+		if p.doubted() != c.want {
+			t.Errorf("%s: in doubt %v, want %v", c.name, p.doubted(), c.want)
+		}
+	}
 }
 
 // A process that was promoted may have lost what it knew; one whose last replica is

@@ -43,7 +43,7 @@ func (d *driver) Renew(ctx context.Context, acks []leasekit.Revocation) (leaseki
 	var silent []*slot
 	alive, lost := 0, false
 	for n, s := range open {
-		switch err := d.renewed1(ctx, s, calls[n].reply, &news); {
+		switch err := d.renewed1(ctx, s, calls[n].reply, sent, &news); {
 		case err == nil:
 			alive++
 		case s.empty() && len(d.slots) > 1: // nothing of the lease depends on that server
@@ -110,7 +110,7 @@ func (d *driver) beat() ([]*slot, []call) {
 }
 
 // renewed1 takes the answer for one bucket.
-func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.Renewal) error {
+func (d *driver) renewed1(ctx context.Context, s *slot, r reply, sent time.Duration, news *leasekit.Renewal) error {
 	switch {
 	case redis.HasErrorPrefix(r.err, "TRYAGAIN"):
 		return d.renewMoving(ctx, s, news)
@@ -125,7 +125,7 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, news *leasekit.
 	if len(fields) != 6 {
 		return fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
 	}
-	by, err := d.b.look(s.index, r, "0")
+	by, err := d.b.look(s.index, r, "0", sent)
 	if err != nil {
 		return err
 	}
@@ -187,11 +187,11 @@ func (d *driver) renewMoving(ctx context.Context, s *slot, news *leasekit.Renewa
 }
 
 // settle has the servers told that the grace is over, where nobody has told them yet. So a sidecar that
-// starts later need not wait.
+// starts later need not wait. It also has them told where a mark is in doubt, and a request for that was lost.
 func (d *driver) settle() {
 	now := d.b.clock()
 	for i := range d.b.pasts {
-		if d.b.pasts[i].untold(d.grace, now) {
+		if d.b.pasts[i].untold(d.grace, now) || d.b.doubts(i) {
 			leasekit.Ring(d.looks)
 		}
 	}

@@ -207,6 +207,27 @@ func TestScriptsCountTheMark(t *testing.T) {
 	s.want(s.open("aa"), "[f00d 0 T+3600s 1000000 1]")
 }
 
+// A mark that a sidecar doubts is replaced once, however many doubt it, and whatever the clock does.
+func TestScriptsReplaceTheMark(t *testing.T) {
+	s := newStill(t)
+	look := func(at int64, more ...any) string {
+		return s.run(scriptOpen, []string{s.k.leases, s.k.leases}, append([]any{"", 0, fmt.Sprintf("f00d %d", epoch+at), 600 * second}, more...)...)
+	}
+	s.is("f00d", "0ab")
+	s.want(s.open("aa"), "[f00d 0ab T 0 1]")
+	s.want(look(0), "[f00d 0ab T 600000000 1]")
+	s.at(second)
+	s.want(look(1, "1"), "[f00d 0ab T 600000000 1]") // another mark
+	s.want(look(0, "1"), "[f00d 0ab T+1s 0 1]")
+	s.want(look(0, "1"), "[f00d 0ab T+1s 0 1]") // by another sidecar
+	s.want(look(0), "[f00d 0ab T+1s 0 1]")
+	s.want(s.beat("aa"), "[f00d 0ab T+1s 0 [] ]")
+	s.want(look(second, "1"), "[f00d 0ab T+1s+1 0 1]") // in the same microsecond
+	s.at(0)
+	s.want(look(second+1, "1"), "[f00d 0ab T+1s+2 0 1]")
+	s.want(look(second+2), "[f00d 0ab T+1s+2 600000000 1]")
+}
+
 // The mark of a bucket says since when this process has had it, in this term: another process,
 // or the same one after it was a replica, has had it since it is seen first (law 4).
 func TestScriptsKnowAnotherServer(t *testing.T) {

@@ -54,8 +54,8 @@ func (s *slot) trusts(by *presence) bool {
 func (s *slot) empty() bool { return s.quiet && s.asks.Load() == s.asked }
 
 // look reads what server.lua says: run id, term, since when; and for how long that is so at least,
-// where the script tells it.
-func (b *Backend) look(i int, r reply, age string) (*server, error) {
+// where the script tells it. sent is when it was asked.
+func (b *Backend) look(i int, r reply, age string, sent time.Duration) (*server, error) {
 	fields, _ := r.val.([]any)
 	s := &server{by: r.by, run: word(fields, 0), term: word(fields, 1)}
 	micros, err := strconv.ParseInt(age, 10, 64)
@@ -67,20 +67,27 @@ func (b *Backend) look(i int, r reply, age string) (*server, error) {
 	case s.by == nil:
 		return nil, errAnotherServer
 	}
-	b.pasts[i].saw(s.run+" "+word(fields, 2), s.by, time.Duration(micros)*time.Microsecond, b.clock())
+	b.pasts[i].saw(seen{s.run + " " + word(fields, 2), s.by, time.Duration(micros) * time.Microsecond, sent}, b.clock())
 	return s, nil
 }
 
+// doubts tells whether the mark of a bucket is to be replaced.
+func (b *Backend) doubts(i int) bool { return b.cfg.grace != 0 && b.pasts[i].doubted() }
+
 // open gives the arguments of the script that makes a lease known in a bucket; "": it only looks.
 func (b *Backend) open(i int, id lock.LeaseID, ttl time.Duration) []any {
-	mark, age := b.pasts[i].counted(b.clock())
-	return []any{string(id), ttl.Microseconds(), mark, age.Microseconds()}
+	mark, age, doubt := b.pasts[i].counted(b.clock())
+	args := []any{string(id), ttl.Microseconds(), mark, age.Microseconds()}
+	if doubt && b.cfg.grace != 0 {
+		args = append(args, "1")
+	}
+	return args
 }
 
 // opened reads what that script says.
-func (b *Backend) opened(i int, r reply) (*server, error) {
+func (b *Backend) opened(i int, r reply, sent time.Duration) (*server, error) {
 	fields, _ := r.val.([]any)
-	return b.look(i, r, word(fields, 3))
+	return b.look(i, r, word(fields, 3), sent)
 }
 
 // kept is how long grants of a bucket must still be kept back.
@@ -137,11 +144,12 @@ func (d *driver) openSlot(ctx context.Context, s *slot) error {
 		if !proven {
 			return fmt.Errorf("open bucket: the lease waits for a heartbeat: %w", lock.ErrUnavailable)
 		}
+		sent := d.b.clock()
 		r := d.b.run(ctx, d.b.client, scriptOpen, []string{k.leases, k.mine + string(d.id)}, d.b.open(s.index, d.id, d.ttl)...)
 		if r.err != nil {
 			return unavailable("open bucket", r.err)
 		}
-		by, err := d.b.opened(s.index, r)
+		by, err := d.b.opened(s.index, r, sent)
 		if err != nil {
 			return unavailable("open bucket", err)
 		}

@@ -1,0 +1,81 @@
+package redislock
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// All are led to another server and back to the first, whose mark is old. Who starts there then knows nothing of the other
+// server. It waits for a TTL as soon as one of them is back, because another one may still rely on what
+// it was granted meanwhile.
+func TestNewcomerOnTheWayBack(t *testing.T) { again(t, testNewcomerOnTheWayBack) }
+
+func testNewcomerOnTheWayBack(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	const grace = 5 * time.Minute
+	longAtWork(t, s, grace)
+	withGrace := "?restart-grace=" + grace.String()
+	newcomer := func() (lock.Lease, error) {
+		b := openAt(t, s.URL()+withGrace)
+		t.Cleanup(func() { _ = b.Close() })
+		l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: grace, Sidecar: "newcomer"})
+		if err == nil {
+			swallow(l)
+		}
+		return l, err
+	}
+	if l, err := newcomer(); err != nil {
+		t.Fatalf("a newcomer on a server that has long been at work: %v", err)
+	} else if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	way, holders := testengine.Through(t, s), testengine.Through(t, s)
+	b, first := sidecar(t, way.URL()+withGrace, grace)
+	_, holder := sidecar(t, holders.URL()+noGrace, grace)
+	fork := testengine.ForkRedis(t, s)
+	lead := func(to testengine.Server) {
+		for _, p := range []*testengine.Proxy{way, holders} {
+			p.Retarget(testengine.Nodes(t, to)[0].Addr())
+			p.Inject(testengine.Sever)
+		}
+	}
+	lead(fork)
+	for _, l := range []lock.Lease{first, holder, holder} { // the second heartbeat trusts
+		eventually(t, "the lease lives on the fork", func() error { return beat(t.Context(), l) })
+	}
+	hold(t, holder, "r")
+	lead(s)
+	eventually(t, "the first one is back", func() error { return beat(t.Context(), first) })
+	if _, err := driverNamed(b, first.ID()).lookAround(t.Context()); err != nil { // as its chores do about now
+		t.Fatal(err)
+	}
+	l, err := newcomer()
+	if err == nil {
+		if _, err := try(t, l, "r"); err == nil {
+			t.Error("broken law: two holders: a newcomer, and one that has not heard of the way back")
+		}
+		_ = l.Close(t.Context())
+	}
+	if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "granted again in") {
+		t.Errorf("a newcomer after the way back: got %v, want that locks are granted again later", err)
+	}
+}
+
+// longAtWork has a server know that its mark is old.
+func longAtWork(t testing.TB, s testengine.Server, grace time.Duration) {
+	t.Helper()
+	b, l := sidecar(t, s.URL()+noGrace, grace)
+	p := &b.pasts[0]
+	p.mu.Lock()
+	p.since -= 2 * grace
+	p.mu.Unlock()
+	if _, err := driverNamed(b, l.ID()).lookAround(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
