@@ -79,3 +79,49 @@ func longAtWork(t testing.TB, s testengine.Server, grace time.Duration) {
 		t.Fatal(err)
 	}
 }
+
+// A node of a Cluster was restarted on which a sidecar has nothing. When it uses the first of the node's buckets, it
+// looks at the others, too. So their grace runs at the same time, and not once for each, whenever that is used first.
+func TestIdleBucketsOfARestartedNode(t *testing.T) { again(t, testIdleBucketsOfARestartedNode) }
+
+func testIdleBucketsOfARestartedNode(t testing.TB) {
+	s := partialCluster(t)
+	b, l := sidecar(t, s.URL()+noGrace, 5*time.Minute)
+	d := driverOf(t, b, l)
+	n := testengine.Nodes(t, s)[0]
+	var at []*slot // what the node has
+	for _, s0 := range d.slots {
+		if nodeOf(t, s, b, b.keys.buckets[s0.index].leases).Addr() == n.Addr() {
+			at = append(at, s0)
+		}
+	}
+	used := func(s *slot) (looks bool) {
+		t.Helper()
+		eventually(t, "a bucket is used", func() error {
+			s.open.Store(false)
+			d.renewed = b.clock()
+			return d.openSlot(t.Context(), s)
+		})
+		select {
+		case <-d.looks:
+			return true
+		default:
+			return false
+		}
+	}
+	if used(at[0]) {
+		t.Error("it looks around although nothing has happened")
+	}
+	before, _, _ := b.pasts[at[1].index].counted(0)
+	testengine.Restart(t, n, testengine.KeepData)
+	if !used(at[0]) {
+		t.Fatal("after the restart it looks at the bucket alone that it uses")
+	}
+	eventually(t, "it knows of another one of the node", func() error {
+		_, err := d.lookAround(t.Context())
+		if now, _, _ := b.pasts[at[1].index].counted(0); err == nil && now == before {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
@@ -144,7 +145,7 @@ func (d *driver) openSlot(ctx context.Context, s *slot) error {
 		if !proven {
 			return fmt.Errorf("open bucket: the lease waits for a heartbeat: %w", lock.ErrUnavailable)
 		}
-		sent := d.b.clock()
+		sent, version := d.b.clock(), d.b.pasts[s.index].version.Load()
 		r := d.b.run(ctx, d.b.client, scriptOpen, []string{k.leases, k.mine + string(d.id)}, d.b.open(s.index, d.id, d.ttl)...)
 		if r.err != nil {
 			return unavailable("open bucket", r.err)
@@ -152,6 +153,9 @@ func (d *driver) openSlot(ctx context.Context, s *slot) error {
 		by, err := d.b.opened(s.index, r, sent)
 		if err != nil {
 			return unavailable("open bucket", err)
+		}
+		if d.b.pasts[s.index].version.Load() != version { // so may those of its other buckets be
+			leasekit.Ring(d.looks)
 		}
 		if r.val.([]any)[4] != int64(1) {
 			return fmt.Errorf("open bucket: what the lease had there before is not cleared away yet: %w", lock.ErrUnavailable)
