@@ -80,6 +80,31 @@ func longAtWork(t testing.TB, s testengine.Server, grace time.Duration) {
 	}
 }
 
+// A server has long been at work with sidecars of a short TTL. One of a long TTL need not wait for as long as that.
+func TestNewcomerWithALongerGrace(t *testing.T) { again(t, testNewcomerWithALongerGrace) }
+
+func testNewcomerWithALongerGrace(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+"?restart-grace=1s", 5*time.Minute)
+	p := &b.pasts[0]
+	p.mu.Lock()
+	p.since -= time.Hour
+	p.mu.Unlock()
+	fresh := openAt(t, s.URL()+"?restart-grace=10m")
+	defer func() { _ = fresh.Close() }()
+	eventually(t, "a newcomer with a long grace has a lease", func() error {
+		if err := beat(t.Context(), l); err != nil {
+			return err
+		}
+		n, err := fresh.OpenLease(t.Context(), lock.LeaseOptions{TTL: lock.MaxTTL, Sidecar: "fresh"})
+		if err == nil {
+			swallow(n)
+			err = n.Close(t.Context())
+		}
+		return err
+	})
+}
+
 // A node of a Cluster was restarted on which a sidecar has nothing. When it uses the first of the node's buckets, it
 // looks at the others, too. So their grace runs at the same time, and not once for each, whenever that is used first.
 func TestIdleBucketsOfARestartedNode(t *testing.T) { again(t, testIdleBucketsOfARestartedNode) }

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/locksidecar/locksidecar/lock"
 )
 
 // past is since when the server that has a bucket now has had it. Another server
@@ -90,11 +92,16 @@ func (p *past) counted(now time.Duration) (mark string, age time.Duration, doubt
 	return p.mark, now - p.since, p.doubt
 }
 
-// untold tells that the grace is over and the store does not know that. It says so once in a grace.
+// untold tells that the grace is over and the store does not know that, or that the mark is twice as old as the store
+// knows: the grace of a sidecar with a longer TTL is longer. It says so once in a grace.
 func (p *past) untold(grace, now time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.mark == "" || p.known >= grace || now-p.since < grace || now-p.told < grace {
+	age := now - p.since
+	if p.mark == "" || grace == 0 || age < grace || now-p.told < grace {
+		return false
+	}
+	if p.known >= grace && (p.known >= lock.MaxTTL || age < 2*p.known) {
 		return false
 	}
 	p.told = now

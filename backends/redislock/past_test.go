@@ -65,15 +65,23 @@ func TestPastIsTold(t *testing.T) {
 	tell(20*time.Second-1, false) // it is on its way
 	tell(20*time.Second, true)
 	saw("a", grace, now+21*time.Second)
-	tell(time.Hour, false)
-	saw("b", 0, now+time.Hour)
-	tell(time.Hour+grace-1, false)
-	tell(time.Hour+grace, true)
-	saw("c", grace, now+2*time.Hour) // all the same it counts itself, and others know
-	if left, _ := p.left(grace, now+2*time.Hour); left != grace {
+	tell(30*time.Second-1, false)
+	tell(30*time.Second, true) // others may have a longer grace
+	saw("a", 34*time.Second, now+31*time.Second)
+	tell(64*time.Second-1, false)
+	tell(64*time.Second, true)
+	saw("a", lock.MaxTTL-1, now+time.Hour)
+	tell(time.Hour, true)
+	saw("a", lock.MaxTTL, now+time.Hour)
+	tell(24*time.Hour, false) // no grace is longer
+	saw("b", 0, now+24*time.Hour)
+	tell(24*time.Hour+grace-1, false)
+	tell(24*time.Hour+grace, true)
+	saw("c", lock.MaxTTL, now+25*time.Hour) // all the same it counts itself, and others know
+	if left, _ := p.left(grace, now+25*time.Hour); left != grace {
 		t.Errorf("%s are left of the grace of a mark that has changed", left)
 	}
-	tell(3*time.Hour, false)
+	tell(26*time.Hour, false)
 }
 
 // A mark is in doubt that stood there when another server still answered, and one that came after that is not: there
