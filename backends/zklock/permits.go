@@ -179,18 +179,34 @@ type claim struct {
 	make []*zksession.Call // the node of the slot, and what is left of the permit when it is gone
 }
 
-// maxClaims bounds how many slots are taken with one transaction.
-const maxClaims = 64
+// maxClaims and maxClaimBytes bound how many slots are taken with one transaction: no server takes a packet of more than a
+// megabyte, and an app chooses how much its owner has to say.
+const (
+	maxClaims     = 64
+	maxClaimBytes = 512 << 10
+)
+
+// claimBytes is how large what takes a slot is at most. With a MinHold, what is left of the request has its data, too.
+func (s *spot) claimBytes() int {
+	const others = 1 << 10 // of the data, but for the owner
+	n := len(s.rec.Owner) + 2*len(s.node) + others
+	if s.least > 0 {
+		n *= 4 // its guard, in the layout of Curator, and the node by which it is found
+	}
+	return n
+}
 
 // next are those of ours that may take a slot now, from place i in the queue, with slots that nobody has, as
 // far as is known. One that has asked before, and had no answer, asks for the same one. d.mu is held.
 func (l *line) next(i int) (all []claim) {
 	w := l.waiting[0]
 	limit := w.mode.Limit()
-	slot := 0
+	slot, size := 0, 0
 	for k, s := range l.waiting {
+		size += s.claimBytes()
 		if i+k >= limit || i+k >= len(l.queue) || l.queue[i+k].name != s.name || s.mode != w.mode ||
-			s.doubted || s.leaving || s.rec.Slot != nil || s.least > 0 && s.czxid == 0 || s.room.Session() != w.room.Session() || len(all) == maxClaims {
+			s.doubted || s.leaving || s.rec.Slot != nil || s.least > 0 && s.czxid == 0 || s.room.Session() != w.room.Session() ||
+			len(all) == maxClaims || k > 0 && size > maxClaimBytes {
 			break
 		}
 		if s.slot < 0 {
