@@ -47,6 +47,8 @@ type line struct {
 	turns    chan struct{} // creates and deletes under way
 	users    int           // spots
 
+	bare, bareSlots bool // the node of the lock, or that above its slots, may have been made, and nothing of ours was below it yet
+
 	placed   int     // nodes of ours
 	creating int     // requests under way that make some
 	waiting  []*spot // with nodes and not granted, in the order of their numbers
@@ -374,6 +376,7 @@ func (l *line) begin(s *spot) {
 		l.began++
 	}
 	l.placed++
+	l.bare = false
 	l.ahead = l.ahead || s.room.Session() != l.d.leaseNode.s
 }
 

@@ -241,7 +241,9 @@ func (l *line) claimOf(s *spot, slot int) claim {
 
 func (l *line) slotPath(slot int) string { return l.d.b.tree.slot(l.resource, slot) }
 
-// claim takes slots, as one transaction, and grants. d.mu is held, but while it asks.
+// claim takes slots, as one transaction, and grants. The node above the slots is made just before, in the same round trip, where it
+// may be missing: one that was made when a permit began to wait would stay for ever if the permit never had a slot.
+// d.mu is held, but while it asks.
 func (l *line) claim(all []claim) error {
 	d := l.d
 	session := all[0].s.room.Session()
@@ -250,10 +252,13 @@ func (l *line) claim(all []claim) error {
 	for _, c := range all {
 		calls, spots = append(append(calls, c.set), c.make...), append(spots, c.s)
 	}
-	take := zksession.Multi(calls...)
+	take, slots := zksession.Multi(calls...), d.b.tree.slots(l.resource)
 	return l.unlocked(func() error {
-		err := d.together(d.run, session, []*zksession.Call{take})
+		ancestors := d.unknown(slots)
+		err := d.chase(d.run, session, append(slices.Clone(ancestors), take)...)
+		may, _ := made(ancestors)
 		d.mu.Lock()
+		l.bareSlots = l.bareSlots || may
 		if err != nil {
 			l.slots = nil // what others do meanwhile is not known
 			d.mu.Unlock()
@@ -271,24 +276,59 @@ func (l *line) claim(all []claim) error {
 		d.mu.Unlock()
 		switch {
 		case take.Err == nil:
+			d.setKnown(slots, true)
 			return nil
-		case errors.Is(take.Err, zksession.ErrNoNode): // a request, or the node above the slots, which the server removes when it is empty
-			if err := d.makeContainer(d.run, session, d.b.tree.slots(l.resource)); err != nil {
+		case errors.Is(take.Err, zksession.ErrNoNode): // a request, or a node above, which the server removes when it is empty
+			if err := l.reread(session, spots); err != nil || l.misses(spots) {
 				return err
 			}
-			for _, c := range all {
-				if c.s.least == 0 {
-					continue
-				}
-				if err := d.makeContainer(d.run, session, above(d.b.tree.kept(c.s.ID))); err != nil {
-					return err
-				}
-			}
+			return l.makeAbove(session, all)
 		case !errors.Is(take.Err, zksession.ErrBadVersion) && !errors.Is(take.Err, zksession.ErrNodeExists):
 			return take.Err
 		}
 		return l.reread(session, spots)
 	})
+}
+
+// misses reports whether one of ours has no node any more.
+func (l *line) misses(all []*spot) bool {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	return slices.ContainsFunc(all, func(s *spot) bool { return s.node == "" || s.doubted })
+}
+
+// makeAbove makes the nodes above those that claims make.
+func (l *line) makeAbove(session *zksession.Session, all []claim) error {
+	d := l.d
+	d.mu.Lock()
+	l.bareSlots = true
+	d.mu.Unlock()
+	if err := d.makeContainer(d.run, session, d.b.tree.slots(l.resource)); err != nil {
+		return err
+	}
+	for _, c := range all {
+		if c.s.least == 0 {
+			continue
+		}
+		if err := d.makeContainer(d.run, session, above(d.b.tree.kept(c.s.ID))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chase is together, but each call is sent as soon as the one before is on its way. It is no error where the last one has
+// an answer.
+func (d *driver) chase(ctx context.Context, session *zksession.Session, calls ...*zksession.Call) error {
+	if err := d.turn(ctx); err != nil {
+		return err
+	}
+	defer func() { <-d.turns }()
+	err := session.Chase(context.WithoutCancel(ctx), calls...)
+	if last := calls[len(calls)-1].Err; last == nil || errors.As(last, new(zksession.Error)) {
+		return nil
+	}
+	return err
 }
 
 // together sends calls in one session, when it is their turn.
@@ -329,7 +369,7 @@ func (l *line) took(c claim) {
 
 // grantPermit grants a permit whose slot stands in its node. d.mu is held.
 func (l *line) grantPermit(s *spot) {
-	s.slot = *s.rec.Slot
+	s.slot, l.bareSlots = *s.rec.Slot, false
 	if l.slots != nil {
 		l.slots[s.slot] = true
 	}

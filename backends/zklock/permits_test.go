@@ -59,51 +59,6 @@ func empty(t testing.TB, b *Backend, url string, r lock.Resource) {
 	})
 }
 
-// TestPermitThatNeverHadASlot: a permit waits behind a hold of the whole lock, and is given up, or forced out. The node above
-// the slots, which was made for it, does not stay: the server removes only such as have had something below.
-func TestPermitThatNeverHadASlot(t *testing.T) {
-	t.Parallel()
-	s := testengine.Shared(t, testengine.ZooKeeper)
-	b, l := sidecar(t, s.URL(), 30*time.Second)
-	_, other := sidecar(t, s.URL(), 30*time.Second)
-	kept := hold(t, l, unique(), lock.Permits(1)) // what is above all slots is there
-	g := hold(t, l, unique(), lock.Exclusive)
-	c := stranger(t, s.URL())
-	isThere := func(want bool) {
-		t.Helper()
-		eventually(t, "the node above the slots is there or not, as it should", func() error {
-			there, _, err := c.Exists(b.tree.slots(g.Resource))
-			if err == nil && there != want {
-				err = fmt.Errorf("there: %v, want %v", there, want)
-			}
-			return err
-		})
-	}
-	for _, end := range []func(cancel func(), id lock.HoldID){
-		func(cancel func(), _ lock.HoldID) { cancel() },
-		func(_ func(), id lock.HoldID) {
-			eventually(t, "it is forced out", func() error { return b.ForceRelease(t.Context(), g.Resource, id, 0) })
-			eventually(t, "its sidecar knows", func() error { _, err := other.Heartbeat(t.Context()); return err })
-		},
-	} {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		q := request(g.Resource, lock.Permits(2))
-		over := make(chan error)
-		go func() { _, err := other.Acquire(ctx, q); over <- err }()
-		isThere(true)
-		end(cancel, q.ID)
-		if err := <-over; err == nil {
-			t.Error("it was granted beside the whole lock")
-		}
-		isThere(false)
-	}
-	release(t, l, g)
-	release(t, other, hold(t, other, g.Resource, lock.Permits(2)))
-	release(t, l, kept)
-	empty(t, b, s.URL(), g.Resource)
-}
-
 // TestConnectionLostInClaim ends the connection with the very packet that takes a slot, right before
 // and right after it has reached the server. The permit is granted all the same, with one slot.
 func TestConnectionLostInClaim(t *testing.T) {

@@ -75,13 +75,11 @@ func (d *driver) forget(s *spot) {
 	if s.room != nil {
 		s.room.Leave()
 	}
-	if s.laid && s.slot < 0 {
-		d.clearSlots(s.Resource)
-	}
 	if s.l.users--; s.l.users == 0 {
 		s.l.watch("")
 		d.leaseNode.unsubscribe(s.l.path, (*arrivals)(s.l))
 		delete(d.lines, s.l.path)
+		s.l.clear()
 	}
 }
 
@@ -209,7 +207,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		defer d.mu.Unlock()
 		l.creating--
 	}()
-	ancestors, slots := d.unknown(l.path), d.unknownSlots(s)
+	ancestors := d.unknown(l.path)
 	for tries := 1; ; tries++ {
 		var nodes []*zksession.Call
 		for _, p := range paths {
@@ -220,7 +218,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 			place = zksession.Multi(nodes...)
 		}
 		d.setUnsure(s, true)
-		calls := append(slices.Concat(ancestors, slots), place)
+		calls := append(slices.Clone(ancestors), place)
 		if alone {
 			calls = append(calls, queue)
 		}
@@ -232,9 +230,9 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		}
 		_ = room.Session().Chase(ctx, calls...)
 		beside.Wait()
-		if n := len(slots); n > 0 && !errors.Is(slots[n-1].Err, zksession.ErrNodeExists) {
+		if may, has := made(ancestors); place.Err != nil && (has || may && !t.curator) { // there it may be somebody else's
 			d.mu.Lock()
-			s.laid = true
+			l.bare = true
 			d.mu.Unlock()
 		}
 		switch {
@@ -290,24 +288,29 @@ func (d *driver) unknown(path string) []*zksession.Call {
 	return calls[len(calls)-2:]
 }
 
-// unknownSlots are the calls that make the node above the slots of a permit's lock. Where it is missing all
-// the same, claim makes it.
-func (d *driver) unknownSlots(s *spot) []*zksession.Call {
-	if s.mode.Limit() == 0 {
-		return nil
+// made reports whether the last of the calls has made its node, or may have, because it had no answer.
+func made(calls []*zksession.Call) (may, has bool) {
+	if len(calls) == 0 {
+		return false, false
 	}
-	path := d.b.tree.slots(s.Resource)
-	calls := d.unknown(path)
-	d.setKnown(path, true)
-	return calls
+	err := calls[len(calls)-1].Err
+	return err == nil || errors.Is(err, zksession.ErrLost), err == nil
 }
 
-// clearSlots deletes the node above slots that was made for a permit which never had one, unless it has some. The
-// server removes only such nodes as have had something below. d.mu is held.
-func (d *driver) clearSlots(r lock.Resource) {
-	path := d.b.tree.slots(r)
-	d.b.setKnown(path, false)
-	d.do(func(ctx context.Context) { _ = d.leaseNode.s.Do(ctx, zksession.Delete(path, zksession.AnyVersion)) }) // else one empty node stays
+// clear deletes nodes that may have been made for this line, and that have had nothing below, unless they have by now. The
+// server removes only such as have had something. d.mu is held.
+func (l *line) clear() {
+	var empty []string
+	if l.bare {
+		empty = append(empty, l.path)
+	}
+	if l.bareSlots {
+		empty = append(empty, l.d.b.tree.slots(l.resource))
+	}
+	for _, path := range empty {
+		l.d.b.setKnown(path, false)
+		l.d.do(func(ctx context.Context) { _ = l.d.ask(ctx, zksession.Delete(path, zksession.AnyVersion)) }) // else one empty node stays
+	}
 }
 
 // setKnown remembers, or forgets, that the node of a lock is there, and the one above it.

@@ -30,8 +30,7 @@ type spot struct {
 	seq   int32
 	czxid int64 // 0: not known
 
-	slot int  // that a permit has, or may have, because it has asked for it; -1: none
-	laid bool // the node above the slots may have been made for it
+	slot int // that a permit has, or may have, because it has asked for it; -1: none
 
 	unsure    bool // there may be nodes that are not known
 	outed     bool // it was forced out while it was unsure
