@@ -3,6 +3,7 @@ package redislock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,10 +14,14 @@ import (
 // forcePoll is how often ForceRelease looks at first whether the hold is gone, see leasekit.Pace.
 const forcePoll = 25 * time.Millisecond
 
+// errMayLack: whoever holds what is not there may not know that yet.
+var errMayLack = errors.New("another server has taken over, or this one has restarted, and may lack the hold: its app may rely on it until the next heartbeat of its sidecar")
+
 // ForceRelease implements lock.Backend.
 func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.HoldID, grace time.Duration) error {
 	i := b.keys.bucketOf(r)
 	var holder lock.LeaseID // the store says whose it is
+	var at *presence        // the server that has the hold
 	first, began := true, b.clock()
 	for {
 		reply := b.run(ctx, b.client, scriptForce, b.keys.buckets[i].leaving(r, holder),
@@ -38,12 +43,14 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 		case wait == 0:
 			b.advance(ctx, r) // many may have waited for it
 			return nil
+		case wait < 0 && !first && (at == nil || reply.by != at):
+			return unavailable("force release", errMayLack)
 		case wait < 0 && !first:
 			return nil
 		case wait < 0:
 			return lock.ErrNotHolder
 		}
-		first = false
+		first, at = false, reply.by
 		if !leasekit.Sleep(ctx, min(time.Duration(wait)*time.Millisecond, leasekit.Pace(b.clock()-began, forcePoll))) { // the holder may be quick
 			return stillHeld(r, context.Cause(ctx))
 		}

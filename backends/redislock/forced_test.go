@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -185,6 +186,43 @@ func testForcedAtOnceWithoutPush(t testing.TB) {
 	}
 	if _, err := try(t, other, r); err != nil {
 		t.Errorf("the lock is not free: %v", err)
+	}
+}
+
+// Redis loses its data between two looks of who waits for the end of a forced release. The holder has not heard of that, and
+// relies on its hold: nobody is told that it is gone.
+func TestForcedAtAServerThatHasLostTheHold(t *testing.T) {
+	again(t, testForcedAtAServerThatHasLostTheHold)
+}
+
+func testForcedAtAServerThatHasLostTheHold(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	_, holder := sidecar(t, s.URL()+noGrace, lock.MaxTTL)
+	g := hold(t, holder, "r")
+	b := openAt(t, s.URL()+noGrace)
+	t.Cleanup(func() { _ = b.Close() })
+	var looks atomic.Int32
+	stopped, goOn := make(chan struct{}), make(chan struct{})
+	b.clock = func() time.Duration {
+		if looks.Add(1) == 2 { // once when it begins, and once after each look
+			close(stopped)
+			<-goOn
+		}
+		return lock.BootTime()
+	}
+	forced := make(chan error, 1)
+	go func() { forced <- b.ForceRelease(t.Context(), g.Resource, g.ID, time.Hour) }()
+	select {
+	case <-stopped:
+	case err := <-forced:
+		t.Fatalf("ForceRelease: %v", err)
+	}
+	start := testengine.Crash(t, s, testengine.DropData)
+	start()
+	eventually(t, "the server answers", func() error { return b.Ping(t.Context()) })
+	close(goOn)
+	if err := <-forced; !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("ForceRelease: %v; want ErrUnavailable", err)
 	}
 }
 
