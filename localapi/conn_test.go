@@ -60,10 +60,12 @@ func TestSilentClients(t *testing.T) {
 		"preface and garbage": http2Preface + strings.Repeat("\xff", 100),
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := s.dial(t)
-			if _, err := c.Write([]byte(said)); err != nil {
-				t.Fatal(err)
-			}
+			var c net.Conn
+			eventually(t, "it has spoken in time", func() bool {
+				c = s.dial(t)
+				_, err := c.Write([]byte(said))
+				return err == nil
+			})
 			closed(t, c)
 		})
 	}

@@ -164,7 +164,7 @@ func TestWatchOverLines(t *testing.T) {
 func TestUnreadLooks(t *testing.T) {
 	var out logLines
 	s := start(t, noNews, func(_ *session.Options, o *Options) {
-		o.Limits.Stall = 100 * time.Millisecond
+		o.Limits.Stall = time.Second // the app beside it reads a thousand answers in time
 		o.Logger = hclog.New(&hclog.LoggerOptions{Output: &out})
 	})
 	app := s.says(t, `{"requestId":"o","open":{"name":"`+strings.Repeat("n", 128)+`"}}`+"\n")

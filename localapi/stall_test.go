@@ -142,7 +142,7 @@ func testStalledStreamEnds(t *testing.T, w wireName) {
 // answer is not counted.
 func TestUnreadAnswers(t *testing.T) {
 	var out logLines
-	s := start(t, noNews, logTo(&out), func(_ *session.Options, o *Options) { o.Limits.Stall = 300 * time.Millisecond })
+	s := start(t, noNews, logTo(&out), func(_ *session.Options, o *Options) { o.Limits.Stall = time.Second }) // the app reads a thousand answers in time
 	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{Name: strings.Repeat("n", 128), Metadata: map[string]string{"k": strings.Repeat("v", 900)}})
 	var first string
 	for i := range 1000 {
