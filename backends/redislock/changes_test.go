@@ -25,7 +25,7 @@ import (
 func TestHoldersWhileServersChange(t *testing.T) {
 	t.Parallel() // it has servers of its own, and waits
 
-	changes, seed := 5, rand.Uint64() //nolint:gosec // no secret
+	changes, seed := 5, rand.Uint64()
 	if n, err := strconv.Atoi(os.Getenv("REDISLOCK_CHANGES")); err == nil {
 		changes = n
 	}
@@ -67,12 +67,12 @@ type reliance struct {
 
 func newChanges(t testing.TB, seed uint64) *changes {
 	t.Helper()
-	c := &changes{TB: t, rnd: rand.New(rand.NewPCG(seed, 0)), back: make(chan struct{}), open: true} //nolint:gosec // no secret
+	c := &changes{TB: t, rnd: rand.New(rand.NewPCG(seed, 0)), back: make(chan struct{}), open: true}
 	for i := range c.servers {
 		c.servers[i] = testengine.New(t, testengine.Redis)
 	}
 	for i := range changesSidecars {
-		w := &wanderer{c: c, rnd: rand.New(rand.NewPCG(seed, uint64(i+1))), name: fmt.Sprintf("sidecar %d", i)} //nolint:gosec // no secret
+		w := &wanderer{c: c, rnd: rand.New(rand.NewPCG(seed, uint64(i+1))), name: fmt.Sprintf("sidecar %d", i)}
 		w.road = testengine.Through(t, c.servers[0])
 		w.fresh.Store(true)
 		c.all = append(c.all, w)
@@ -330,7 +330,7 @@ func (t *term) serve(ctx context.Context, end time.Time) {
 	var apps sync.WaitGroup
 	life, cancel := context.WithCancel(ctx)
 	for range 3 {
-		rnd := rand.New(rand.NewPCG(t.w.rnd.Uint64(), 1)) //nolint:gosec // no secret
+		rnd := rand.New(rand.NewPCG(t.w.rnd.Uint64(), 1))
 		apps.Go(func() { t.app(life, rnd) })
 	}
 	for life.Err() == nil && time.Now().Before(end) && t.beat(life) {
