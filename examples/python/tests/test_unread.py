@@ -41,7 +41,8 @@ class Stopped:
     def past_the_end(self, held: Any) -> None:
         """Afterwards there is news that stands unread, and came in time."""
         hold, session = held._hold, held._session
-        lease = {"validFor": f"{2 * _STOPPED}s", "countedAt": f"{hold.counted_at + 0.001:.9f}s"}
+        # Counted while the client was stopped, and so later than all that it has been granted.
+        lease = {"validFor": f"{2 * _STOPPED}s", "countedAt": f"{hold.counted_at + _STOPPED / 2:.9f}s"}
         self._relay.say({"event": {"lease": lease}})
         eventually("news", lambda: readable(session._in, 0.0))
         self._ahead += _STOPPED
