@@ -233,8 +233,8 @@ func TestLooksWhereAllWait(t *testing.T) {
 		w := linesTo(t, side.socket)
 		w.say(`{"requestId":"1","acquire":{"resource":"hot"}}`)
 		all = append(all, w)
+		eventually(t, "it waits behind those before it", func() bool { return side.measures(t).waiters == len(all) })
 	}
-	eventually(t, "all wait", func() bool { return side.measures(t).waiters == len(all) })
 	last := linesTo(t, side.socket)
 	last.say(`{"requestId":"1","acquire":{"resource":"free"}}`)
 	if line, err := last.r.ReadString('\n'); !strings.Contains(line, "requests in flight per uid") {
