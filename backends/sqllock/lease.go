@@ -47,6 +47,7 @@ type lease struct {
 	entries int                             // that the store had at the last heartbeat
 	turn    uint64                          // of the last waiter
 	ended   map[string]*overLease
+	rounds  string   // the server that has answered the last round, as the keeper
 	dirty   []string // of those, to be swept: of which something may be left,
 	again   []string // and of which nothing was
 	many    bool     // of these some were swept last

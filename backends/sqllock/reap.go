@@ -28,8 +28,9 @@ type reaper struct {
 	l *lease
 	// Rows below the floor are deleted; 0: it is to be raised.
 	floor  int64
+	at     string // the server on which it was raised,
 	raised time.Duration
-	after  string // the last name that was looked at
+	after  string // and the last name that was looked at
 
 	era   int64
 	since time.Duration // when this era was seen for the first time
@@ -64,13 +65,14 @@ func (r *reaper) step(ctx context.Context) {
 // made again must not begin with a smaller fence, even if the server's clock was set
 // back: so the floor, from which new rows begin, is raised first, and rows are deleted
 // when no statement can be under way any more that has read an older one. With one floor
-// the whole table is gone through.
+// the whole table is gone through. Another server, which has taken over or to which a pooler leads, may not have that floor.
 func (r *reaper) reapIdle(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
 	if r.floor == 0 {
 		res, err := b.pool.Do(ctx, "reap", b.raisingFloor()...)
 		if err == nil && len(res[len(res)-1].Rows) > 0 {
-			r.floor, r.raised = res[len(res)-1].Rows[0].Int(0), b.clock()
+			row := res[len(res)-1].Rows[0]
+			r.floor, r.at, r.raised, r.after = row.Int(0), row.Text(1), b.clock(), ""
 		}
 		return err
 	}
@@ -78,11 +80,15 @@ func (r *reaper) reapIdle(ctx context.Context) error {
 		return nil
 	}
 	for range reapSteps {
-		res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.idle, Args: []any{r.floor, []byte(r.after), reapStep}})
+		res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.record.server}, Statement{SQL: q.idle, Args: []any{r.floor, []byte(r.after), reapStep}})
 		if err != nil {
 			return err
 		}
-		rows := res[0].Rows
+		if res[0].Rows[0].Text(0) != r.at {
+			r.floor = 0
+			return nil
+		}
+		rows := res[1].Rows
 		var idle [][]byte
 		for _, row := range rows {
 			if row.Bool(1) {
@@ -90,12 +96,12 @@ func (r *reaper) reapIdle(ctx context.Context) error {
 			}
 		}
 		if len(idle) > 0 {
-			if _, err := b.deleteFree(ctx, q.lockIdle.with(nil, idle, nil, r.floor), q.deleteRow); err != nil {
+			if _, err := b.deleteFree(ctx, q.lockIdle.with([]byte(r.at), idle, nil, r.floor), q.deleteRow); err != nil {
 				return err
 			}
 		}
 		if len(rows) < reapStep { // all were looked at
-			r.after, r.floor = "", 0
+			r.floor = 0
 			return nil
 		}
 		r.after = rows[len(rows)-1].Text(0)

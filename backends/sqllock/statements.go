@@ -300,14 +300,14 @@ func newStatements(w Words) *statements {
 		alone, "FOR UPDATE SKIP LOCKED")
 	q.leftRows = l("SELECT name, x_id FROM {lock} WHERE name IN (?ids) AND x_lease=?n")
 	q.clearRows = l("UPDATE {lock} AS l SET "+freeX+" WHERE name IN (?ids) AND x_lease=?n AND x_shared=0", alone)
-	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended>0")
+	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended>0 AND {server}=?")
 
 	// A shared hold has had fence+1 at most.
 	q.idle = t("SELECT name, CASE WHEN x_id IS NULL AND crowd=0 AND fence<?-1 THEN 1 ELSE 0 END FROM {lock} WHERE name>? ORDER BY name LIMIT ?")
-	q.lockIdle = l("SELECT name FROM {lock} WHERE name IN (?ids) AND x_id IS NULL AND crowd=0 AND fence<?k-1 FOR UPDATE SKIP LOCKED")
+	q.lockIdle = l("SELECT name FROM {lock} WHERE name IN (?ids) AND x_id IS NULL AND crowd=0 AND fence<?k-1 AND {server}=?n FOR UPDATE SKIP LOCKED")
 	q.deleteRow = t("DELETE FROM {lock} WHERE name=?")
 	q.raiseFloor = t("UPDATE {meta} SET value=GREATEST(value, {now}-?) WHERE name='floor'")
-	q.floor = t("SELECT value FROM {meta} WHERE name='floor'")
+	q.floor = t("SELECT value, {server} FROM {meta} WHERE name='floor'")
 	q.era = t("SELECT value FROM {meta} WHERE name='era'")
 	q.raiseEra = t("UPDATE {meta} SET value=value+1 WHERE name='era' AND value=?")
 	q.oldNotes = t("SELECT name, id FROM {note} WHERE era<? LIMIT ?")

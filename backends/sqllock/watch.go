@@ -77,6 +77,9 @@ func (l *lease) Round(ctx context.Context, _ leasekit.KeeperRound, saw func(leas
 		return keeperOf(res[0].Rows), nil
 	}
 	now, longest := l.b.clock(), l.ttl
+	if len(res[2].Rows) > 0 {
+		l.roundAt(res[2].Rows[0].Text(1))
+	}
 	there := make(map[string]bool, len(res[1].Rows))
 	for _, r := range res[1].Rows {
 		b := leasekit.Beat{Lease: r.Text(0), Number: r.Int(1), TTL: millis(r.Int(2))}
@@ -94,6 +97,17 @@ func (l *lease) Round(ctx context.Context, _ leasekit.KeeperRound, saw func(leas
 	leasekit.Ring(l.sweeps)                           // when all were seen, so that they are swept together
 	_, _ = l.b.keepMark(ctx, c, res[2].Rows, longest) // what fails is tried with the next round
 	return k, nil
+}
+
+// roundAt notes which server has answered a round. What another one has said does not count here: a lease that was over there long ago
+// may have ended here just now.
+func (l *lease) roundAt(server string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.rounds != server {
+		l.rounds = server
+		clear(l.ended)
+	}
 }
 
 // End implements leasekit.Observed.
@@ -245,13 +259,13 @@ func (l *lease) chores(ctx context.Context) {
 const lateRequest = time.Minute
 
 // forgetLeases deletes the rows of leases that are over, of which nothing is left, and
-// long enough ago that nothing can come after it.
+// long enough ago that nothing can come after it, on the server on which that is so.
 func (l *lease) forgetLeases(ctx context.Context, ids []string) {
 	var batch []Statement
 	l.mu.Lock()
 	for _, id := range ids {
 		if o := l.ended[id]; o != nil && l.b.clock() >= o.since+lateRequest {
-			batch = append(batch, Statement{SQL: l.b.sql.forgetLease, Args: []any{[]byte(id)}})
+			batch = append(batch, Statement{SQL: l.b.sql.forgetLease, Args: []any{[]byte(id), []byte(l.rounds)}})
 		}
 	}
 	l.mu.Unlock()

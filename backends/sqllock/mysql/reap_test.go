@@ -197,3 +197,59 @@ func testLogHasItsLimit(t testing.TB) {
 		return nil
 	})
 }
+
+// The keeper has raised the floor at one server, and comes to another one that has taken over. That one does not have this floor, and
+// its clock is behind. What the keeper deletes there it has raised the floor for there: a row that is made again does not begin with
+// a smaller fence.
+func TestReapAtAnotherServer(t *testing.T) {
+	t.Parallel()
+	again(t, testReapAtAnotherServer)
+}
+
+func testReapAtAnotherServer(t testing.TB) {
+	s := testengine.New(t, testengine.MariaDB)
+	road := testengine.Through(t, s)
+	var ahead atomic.Int64
+	d := New(mustParse(t, patient(road.URL())), nil)
+	b, err := sqllock.Open(d, sqllock.Options{
+		Migrate: true, FailoverGrace: 100 * time.Millisecond,
+		Clock: func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	l := leaseFor(t, &store{Backend: b, d: d}, lock.MaxTTL)
+	keepAlive(t, t.Context(), l)
+	g := hold(t, l, "idle")
+	if err := l.Release(t.Context(), "idle", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	at, half := openAt(t, s.URL()), (30 * time.Minute).Microseconds()
+	t.Cleanup(func() { _ = at.Close() })
+	execute(t, at, "UPDATE {lock} SET fence=fence-? WHERE name='idle'", half) // it was half an hour ago
+	was := lock.FenceOf(number(t, at, "SELECT fence FROM {lock} WHERE name='idle'"))
+	fork := testengine.ForkMySQL(t, s, testengine.MariaDBFakeTime)
+	testengine.ShiftClock(t, fork, -time.Hour)
+	there := openAt(t, fork.URL())
+	t.Cleanup(func() { _ = there.Close() })
+	execute(t, there, "UPDATE {meta} SET value=0 WHERE name='floor'") // it lags by as much as that
+	raised := func(at *store) {
+		t.Helper()
+		eventually(t, "the floor is raised", func() error {
+			if number(t, at, "SELECT value FROM {meta} WHERE name='floor'") == 0 {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+	}
+	raised(at)
+	time.Sleep(500 * time.Millisecond) // and the keeper has the answer
+	road.Retarget(mustParse(t, fork.URL()).Addrs[0])
+	road.Inject(testengine.Sever)
+	ahead.Add(int64(2 * time.Minute))
+	raised(there)
+	if g := hold(t, l, "idle"); g.Fence <= was {
+		t.Errorf("broken law: fence %d after %d", g.Fence, was)
+	}
+}

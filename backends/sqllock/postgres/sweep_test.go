@@ -6,9 +6,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -97,6 +99,126 @@ func testSweepBehindPgBouncer(t testing.TB) {
 	stopOther()
 }
 
+// rowOf is what a server knows of a lease.
+func rowOf(t testing.TB, at testengine.Server, l lock.Lease) (there, over bool) {
+	t.Helper()
+	h := &harness{&served.Store{Server: at}}
+	for _, r := range h.execute(t, "SELECT ended FROM {lease} WHERE id=?", []byte(l.ID())) {
+		return true, r.Bool(0)
+	}
+	return false, false
+}
+
+// isOverAt waits until a server knows that a lease is over.
+func isOverAt(t testing.TB, at testengine.Server, l lock.Lease) {
+	t.Helper()
+	eventually(t, "the lease is over", func() error {
+		if there, over := rowOf(t, at, l); there && !over {
+			return errors.New("it lives")
+		}
+		return nil
+	})
+}
+
+// shifted is a clock that can be moved ahead.
+func shifted() (clock lock.Clock, ahead *atomic.Int64) {
+	ahead = new(atomic.Int64)
+	return func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }, ahead
+}
+
+// A lease was over at one server, long ago. At another one, to which the keeper has come, it lives, and ends now. Its row stays for as
+// long as that of any other lease: what comes late of it is found by that.
+func TestRowOfALeaseThatWasOverElsewhere(t *testing.T) {
+	t.Parallel()
+	again(t, testRowOfALeaseThatWasOverElsewhere)
+}
+
+func testRowOfALeaseThatWasOverElsewhere(t testing.TB) {
+	s := testengine.New(t, testengine.Postgres)
+	keepers, road := testengine.Through(t, s), testengine.Through(t, s)
+	clock, ahead := shifted()
+	b, err := sqllock.Open(dialect(t, with(keepers.URL(), "timeout=3s")), sqllock.Options{Migrate: true, FailoverGrace: -1, Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	keeper := openSoon(t, b, lock.MaxTTL)()
+	_, l := sidecar(t, road.URL(), 3*time.Second)
+	stopKeeper := keepBeating(t, keeper)
+	fork := forkBeside(t, s, l)
+	lead(t, road, fork, l)
+	stop := keepBeating(t, l)
+	isOverAt(t, s, l)
+	stopKeeper()
+	lead(t, keepers, fork, keeper)
+	keepBeating(t, keeper)
+	h := &harness{&served.Store{Server: fork}}
+	rounds := func(n int) {
+		t.Helper()
+		for ; n > 0; n-- {
+			var was int64
+			eventually(t, "the keeper makes its rounds", func() error {
+				round := h.execute(t, "SELECT value FROM {meta} WHERE name='keeper'")[0].Int(0)
+				if was == 0 {
+					was = round
+				}
+				if round == was {
+					return errors.New("it does not")
+				}
+				return nil
+			})
+		}
+	}
+	rounds(3)
+	ahead.Store(int64(2 * time.Minute))
+	if there, over := rowOf(t, fork, l); !there || over {
+		t.Fatalf("there: %v, over: %v; it is renewed there", there, over)
+	}
+	stop()
+	isOverAt(t, fork, l)
+	rounds(3)
+	if there, _ := rowOf(t, fork, l); !there {
+		t.Error("its row is gone as soon as it is over")
+	}
+}
+
+// A lease was over at one server, long ago, and the keeper is about to delete its row there. PgBouncer leads that request to
+// another one, where the lease has ended just now. Its row stays there.
+func TestRowOfALeaseBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	again(t, testRowOfALeaseBehindPgBouncer)
+}
+
+func testRowOfALeaseBehindPgBouncer(t testing.TB) {
+	const deletes = `_lease" WHERE id=? AND ended>0`
+	s := testengine.New(t, testengine.PostgresBouncer)
+	g := newGate(t, dialect(t, with(s.URL(), "timeout=3s")), deletes, deletes)
+	clock, ahead := shifted()
+	g.clock = clock
+	keeper := g.sidecar(lock.MaxTTL)
+	stopKeeper := keepBeating(t, keeper)
+	road := testengine.Through(t, s)
+	road.Retarget(testengine.Nodes(t, s)[0].Addr()) // past PgBouncer
+	_, l := sidecar(t, road.URL(), 3*time.Second)
+	fork := forkBeside(t, s, l)
+	lead(t, road, fork, l)
+	stop := keepBeating(t, l)
+	isOverAt(t, s, l)
+	ahead.Store(int64(2 * time.Minute))
+	g.comes(g.stopped, "the keeper is about to delete the row")
+	stop()
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stopKeeper()
+	testengine.LeadBouncer(t, s, fork)
+	g.opens()
+	g.comes(g.over, "the request is carried out")
+	if there, over := rowOf(t, fork, l); !there || !over {
+		t.Errorf("there: %v, over: %v; want its row to stay", there, over)
+	}
+}
+
 // keepBeating renews a lease until stop is called, which gives the news.
 func keepBeating(t testing.TB, l lock.Lease) (stop func() []lock.Event) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -125,14 +247,15 @@ func keepBeating(t testing.TB, l lock.Lease) (stop func() []lock.Event) {
 type gate struct {
 	*Dialect
 	t           testing.TB
-	stops, ends string // are in the request that is stopped, and in the one that clears away
+	clock       lock.Clock // nil: the usual one
+	stops, ends string     // are in the request that is stopped, and in the one that clears away
 
 	stopped, open, over chan struct{}
 	stop, opens, end    func()
 }
 
-// newGate makes a gate. stopped is closed when the request is stopped, opens lets it go on, and over is closed when the
-// connection is given back on which something was cleared away.
+// newGate makes a gate. stopped is closed when the request is stopped, opens lets it go on, and over is closed when something
+// was cleared away, and its connection given back.
 func newGate(t testing.TB, d *Dialect, stops, ends string) *gate {
 	g := &gate{Dialect: d, t: t, stops: stops, ends: ends, stopped: make(chan struct{}), open: make(chan struct{}), over: make(chan struct{})}
 	g.stop = sync.OnceFunc(func() { close(g.stopped) })
@@ -144,7 +267,7 @@ func newGate(t testing.TB, d *Dialect, stops, ends string) *gate {
 // sidecar opens a lease behind the gate that lives as long as the test.
 func (g *gate) sidecar(ttl time.Duration) lock.Lease {
 	g.t.Helper()
-	b, err := sqllock.Open(g, sqllock.Options{Migrate: true, FailoverGrace: -1})
+	b, err := sqllock.Open(g, sqllock.Options{Migrate: true, FailoverGrace: -1, Clock: g.clock})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -170,7 +293,7 @@ func (g *gate) comes(c chan struct{}, what string) {
 // pass lets a request pass, and tells whether it clears away.
 func (g *gate) pass(command string, batch []sqllock.Statement) (clears bool) {
 	has := func(text string) bool {
-		return command == "sweep" && slices.ContainsFunc(batch, func(s sqllock.Statement) bool { return strings.Contains(s.SQL, text) })
+		return (command == "sweep" || command == "end") && slices.ContainsFunc(batch, func(s sqllock.Statement) bool { return strings.Contains(s.SQL, text) })
 	}
 	if has(g.stops) {
 		g.stop()
@@ -191,8 +314,12 @@ type gatedPool struct {
 }
 
 func (p gatedPool) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
-	p.g.pass(command, batch)
-	return p.Pool.Do(ctx, command, batch...)
+	clears := p.g.pass(command, batch)
+	res, err := p.Pool.Do(ctx, command, batch...)
+	if clears {
+		p.g.end()
+	}
+	return res, err
 }
 
 func (p gatedPool) Conn(ctx context.Context) (sqllock.Conn, error) {
