@@ -102,6 +102,8 @@ type Statement struct {
 	Ignore bool
 	// Often: it is sent often with this very text, so a connection may keep it prepared.
 	Often bool
+	// Rare: its text is another one each time, or it is sent now and then. So no connection keeps it prepared.
+	Rare bool
 }
 
 // Result is what a statement did.

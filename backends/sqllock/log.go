@@ -76,6 +76,6 @@ func (g *logger) insert(ctx context.Context, rows []event) error {
 	for _, e := range rows {
 		args = append(args, (now - e.at).Microseconds(), []byte(e.what), []byte(e.name), []byte(e.id), []byte(e.lease), e.fence, []byte(e.note))
 	}
-	_, err := g.b.pool.Do(ctx, "log", Statement{SQL: g.b.sql.log + list(len(rows), "({now}-?, ?, ?, ?, ?, ?, ?)", g.b.sql), Args: args})
+	_, err := g.b.pool.Do(ctx, "log", Statement{SQL: g.b.sql.log + list(len(rows), "({now}-?, ?, ?, ?, ?, ?, ?)", g.b.sql), Args: args, Rare: true})
 	return err
 }

@@ -55,7 +55,9 @@ func (b *Backend) List(ctx context.Context, prefix string, p lock.Page) ([]lock.
 
 // statuses tells of some resources, in the order of names.
 func (b *Backend) statuses(ctx context.Context, names [][]byte) ([]lock.Status, error) {
-	res, err := b.pool.Do(ctx, "status", b.sql.status.with(nil, names, nil, 0))
+	question := b.sql.status.with(nil, names, nil, 0)
+	question.Rare = true
+	res, err := b.pool.Do(ctx, "status", question)
 	if err != nil {
 		return nil, err
 	}

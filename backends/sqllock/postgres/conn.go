@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"net"
 	"slices"
@@ -28,7 +29,8 @@ type conn struct {
 	server string
 	direct bool // to the server itself, so that the session is ours
 	broken bool
-	names  map[string]string // of prepared statements, where direct
+	names  map[string]string // of prepared statements, where direct,
+	once   map[uint64]bool   // and hashes of texts that were sent once
 }
 
 // Server implements sqllock.Link.
@@ -163,13 +165,49 @@ func (k *conn) Send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.R
 	return results[skip:], nil
 }
 
-// maxNames is how many statements a connection prepares; others are parsed each time.
-const maxNames = 200
+// A connection prepares a statement when its text is sent for the second time: lists have many lengths, most of which come once. The
+// server keeps up to 300 KB for each. So when there are maxNames, the connection begins again.
+const maxNames, maxOnce = 100, 1000
 
-var binaryFormat = []int16{1}
+var (
+	binaryFormat = []int16{1}
+	textSeed     = maphash.MakeSeed()
+)
+
+// prepares tells whether a statement is to be prepared.
+func (k *conn) prepares(s *sqllock.Statement, key string) bool {
+	if !k.direct || s.Rare {
+		return false
+	}
+	h := maphash.String(textSeed, key)
+	if k.once[h] {
+		return true
+	}
+	if len(k.once) >= maxOnce {
+		clear(k.once)
+	}
+	k.once[h] = true
+	return false
+}
+
+// forgetNames has the server forget all that the connection has prepared.
+func (k *conn) forgetNames(ctx context.Context) error {
+	clear(k.names)
+	clear(k.once)
+	if _, err := k.send(ctx, []sqllock.Statement{{SQL: "DEALLOCATE ALL"}}); err != nil {
+		k.broken = true
+		return &sqllock.NotSentError{Err: err}
+	}
+	return nil
+}
 
 // send sends statements in one trip. What the server refuses has the error first.
 func (k *conn) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.Result, error) {
+	if len(k.names) >= maxNames && k.pg.TxStatus() != 'E' {
+		if err := k.forgetNames(ctx); err != nil {
+			return nil, err
+		}
+	}
 	// On the connection itself: a context would cost a goroutine.
 	if err := k.raw.SetDeadline(time.Now().Add(k.limit)); err != nil {
 		k.broken = true
@@ -188,7 +226,7 @@ func (k *conn) send(ctx context.Context, batch []sqllock.Statement) ([]sqllock.R
 		if name == "" {
 			name = news[key]
 		}
-		if name == "" && k.direct && len(k.names)+len(news) < maxNames {
+		if name == "" && k.prepares(&s, key) {
 			name = "s" + strconv.Itoa(len(k.names)+len(news))
 			news[key] = name
 			order = append(order, key)

@@ -87,7 +87,7 @@ func (p *servers) open(ctx context.Context, server string) (*conn, error) {
 func (p *servers) connect(ctx context.Context, host *pgconn.Config) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
 	defer cancel()
-	k := &conn{limit: p.limit, names: make(map[string]string)}
+	k := &conn{limit: p.limit, names: make(map[string]string), once: make(map[uint64]bool)}
 	own := host.Copy()
 	// What stands in files may have changed since the last connection.
 	own.Password, own.TLSConfig = p.cfg.PasswordNow(), p.cfg.TLS.To(p.cfg.serverName(host.Host))
