@@ -63,6 +63,8 @@ type Backend struct {
 	deskMu  sync.Mutex
 	desks   map[lock.Resource]*desk
 
+	// commits counts those that were answered, of heartbeats and of leases that are opened.
+	commits atomic.Uint64
 	// strangers counts how often the heartbeats have moved to what may be another server.
 	strangers atomic.Uint64
 
@@ -71,6 +73,7 @@ type Backend struct {
 	tested  bool // the server
 	marked  markSeen
 	leases  map[string]*lease // those of this backend, by id
+	opening lock.LeaseID      // may be being opened yet, though nobody waits for it
 	// trusting is the lease whose heartbeats say which server is asked: the last one.
 	trusting *lease
 	// answering is the server that has answered them, or the opening of a lease, last.
@@ -101,7 +104,7 @@ func Open(d Dialect, o Options) (*Backend, error) {
 		desks: make(map[lock.Resource]*desk), leases: make(map[string]*lease),
 	}
 	var err error
-	if b.pool, err = d.Open(PoolOptions{Size: size, Wait: true}); err != nil {
+	if b.pool, err = d.Open(PoolOptions{Size: size, Wait: true, CountLate: true}); err != nil {
 		return nil, err
 	}
 	if b.rings, err = d.Open(PoolOptions{Size: 1}); err != nil {

@@ -83,6 +83,8 @@ type PoolOptions struct {
 	// Wait: a statement may have to wait for a row, for RowWait at most. Without it
 	// no statement does.
 	Wait bool
+	// CountLate: a connection that had no answer in time counts as one of them for a while, or until Pool.Regain.
+	CountLate bool
 	// Lasting: connections are not closed when they are idle, for that long.
 	Lasting int // seconds
 	// Long: statements may take that much longer than others.
@@ -131,6 +133,9 @@ type Pool interface {
 	// Trust has the pool use no connections but those to that server, as Conn.Server
 	// names it; "": any.
 	Trust(server string)
+
+	// Regain has connections count no more that had no answer in time: the server answers again.
+	Regain()
 
 	// Close closes the connections.
 	Close() error

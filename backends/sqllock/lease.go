@@ -100,6 +100,7 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	if o.TTL < lock.MinTTL || o.TTL > lock.MaxTTL {
 		return nil, 0, &lock.InvalidError{Field: "ttl", Problem: fmt.Sprintf("must be from %s to %s", lock.MinTTL, lock.MaxTTL)}
 	}
+	b.pool.Regain() // without a lease nobody else needs them
 	b.mu.Lock()
 	if len(b.leases) == 0 {
 		b.pool.Trust("") // nobody's heartbeat says any more which server it is
@@ -110,8 +111,9 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	if err := b.once(&b.checked, func() error { return b.checkTables(ctx) }); err != nil {
 		return nil, 0, err
 	}
+	id, again := b.nextID()
 	l := &lease{
-		b: b, id: lock.NewLeaseID(), sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
+		b: b, id: id, sidecar: o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ttl: o.TTL, recheck: min(time.Second, o.TTL/3),
 		waiting: make(map[lock.HoldID]waiter), lapses: make(map[lock.Resource]time.Duration), dues: leasekit.NewDue[leasekit.Ref](b.clock),
 		ended: make(map[string]*overLease),
 		bell:  make(chan struct{}), rang: make(chan struct{}, 1), waits: make(chan struct{}, 1),
@@ -121,8 +123,14 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	if l.beats, err = b.d.Open(PoolOptions{Size: 1, Lasting: int(2*o.TTL/time.Second) + 20}); err != nil {
 		return nil, 0, err
 	}
-	if opened, err = l.insert(ctx); err != nil {
-		return nil, 0, errors.Join(err, l.beats.Close())
+	opened, err = l.insert(ctx)
+	b.openedAs(id, err)
+	if err != nil {
+		err = errors.Join(err, l.beats.Close())
+		if again && b.d.Class(err) == Refused { // it was opened, and others end it
+			return b.open(ctx, o)
+		}
+		return nil, 0, err
 	}
 	if err = b.once(&b.tested, func() error { return b.selfTest(ctx, []byte(l.id)) }); err != nil {
 		return nil, 0, errors.Join(b.unavailable("open lease", err), l.beats.Close())
@@ -134,8 +142,41 @@ func (b *Backend) open(ctx context.Context, o lock.LeaseOptions) (_ *lease, open
 	return l, opened, nil
 }
 
+// nextID is the id of a new lease. again: it is that of one whose opening had no answer, and may be under way yet. The server has
+// the next request wait for that one. So they do not gather there where no commit is answered.
+func (b *Backend) nextID() (id lock.LeaseID, again bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id, b.opening = b.opening, ""
+	if id == "" {
+		return lock.NewLeaseID(), false
+	}
+	return id, true
+}
+
+// openedAs notes what became of the opening of a lease.
+func (b *Backend) openedAs(id lock.LeaseID, err error) {
+	if err == nil {
+		b.answered()
+		return
+	}
+	switch b.d.Class(err) {
+	case Unclear, Blocked, NotSent:
+		b.mu.Lock()
+		b.opening = id
+		b.mu.Unlock()
+	default:
+	}
+}
+
+// answered notes that the server answers commits.
+func (b *Backend) answered() {
+	b.commits.Add(1)
+	b.pool.Regain()
+}
+
 // insert makes the lease known, where the server may grant. Where that has no answer, a row
-// may be left behind that nobody renews; others end it.
+// may be left behind that nobody renews; others end it. See nextID.
 func (l *lease) insert(ctx context.Context) (opened time.Duration, err error) {
 	var c Conn
 	for range 3 { // a new connection takes the server longer than a request
@@ -307,6 +348,7 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if res[0].Affected == 0 {
 		return r, lock.ErrLeaseLost
 	}
+	l.b.answered()
 	l.sawKeeper([]Row{row[2:6]})
 	if may {
 		l.b.mayGrant()

@@ -15,6 +15,9 @@ type logger struct {
 	mu   sync.Mutex
 	rows []event
 	lost int // for want of room
+
+	unsure  bool   // what was written last had no answer. So nothing is written before
+	commits uint64 // the server has answered more commits than that
 }
 
 const (
@@ -52,15 +55,24 @@ func (g *logger) run(ctx context.Context) {
 // write writes what there is.
 func (g *logger) write(ctx context.Context) {
 	for {
+		commits := g.b.commits.Load()
+		if g.unsure && g.commits == commits {
+			return
+		}
 		g.mu.Lock()
 		rows := g.rows[:min(len(g.rows), logAtATime)]
 		if g.lost > 0 && len(g.rows) < maxUnlogged {
 			rows = append([]event{{what: "gap", at: g.b.clock(), note: "events were lost"}}, rows...)
 		}
 		g.mu.Unlock()
-		if len(rows) == 0 || g.insert(ctx, rows) != nil {
+		if len(rows) == 0 {
 			return
 		}
+		if err := g.insert(ctx, rows); err != nil {
+			g.unsure, g.commits = g.b.d.Class(err) == Unclear, commits
+			return
+		}
+		g.unsure = false
 		g.mu.Lock()
 		if rows[0].what == "gap" {
 			g.lost, rows = 0, rows[1:]

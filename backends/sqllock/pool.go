@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,19 +31,29 @@ type Link interface {
 	Close() error
 }
 
-// idleTime is how long a connection is kept that nobody uses.
-const idleTime = 10 * time.Second
+const (
+	// idleTime is how long a connection is kept that nobody uses.
+	idleTime = 10 * time.Second
+	// lateTime is for how long one counts that had no answer in time, see pool.leave.
+	lateTime = 10 * time.Second
+)
 
 // pool implements Pool. As a driver.Connector it opens the connections of its sql.DB, which
 // counts them and ends those that are idle.
 type pool struct {
 	open     Opener
-	patience time.Duration // of who waits for a connection
+	lates    bool          // those that had no answer in time count
+	timeout  time.Duration // of one request,
+	patience time.Duration // and of who waits for a connection
 	observe  lock.Observe
 	db       *sql.DB
 	gate     *leasekit.Gate         // to the connections: sql.DB gives one that is free to any of those who wait
 	opened   atomic.Int64           // connections so far
 	trusted  atomic.Pointer[string] // the server; nil: any
+
+	mu   sync.Mutex
+	late int // places of connections that had no answer in time,
+	turn int // since Regain was called for the last time
 }
 
 // Opener opens a connection. server is the only one that will do; "": any.
@@ -51,7 +62,7 @@ type Opener func(ctx context.Context, server string) (Link, error)
 // NewPool makes a pool of connections. timeout is that of one request, and observe is told
 // of each.
 func NewPool(o PoolOptions, timeout time.Duration, observe lock.Observe, open Opener) Pool {
-	p := &pool{open: open, patience: 5 * timeout, observe: observe, gate: leasekit.NewGate(o.Size)}
+	p := &pool{open: open, lates: o.CountLate, timeout: timeout, patience: 5 * timeout, observe: observe, gate: leasekit.NewGate(o.Size)}
 	p.db = sql.OpenDB(p)
 	p.db.SetMaxOpenConns(o.Size)
 	p.db.SetMaxIdleConns(o.Size)
@@ -80,6 +91,43 @@ func (p *pool) Trust(server string) {
 	p.trusted.Store(&server)
 	if server == "" {
 		p.trusted.Store(nil)
+	}
+	p.Regain()
+}
+
+// leave gives the place of a connection back. late: it had no answer in time. A server that waits for its disk or for a
+// standby does not notice that nobody waits for a commit any more, and keeps the connection. With one more for each request that
+// is tried again it would soon have no room for anybody. So the place stays taken for a while.
+func (p *pool) leave(late bool) {
+	if !late || !p.lates {
+		p.gate.Leave()
+		return
+	}
+	p.mu.Lock()
+	p.late++
+	turn := p.turn
+	p.mu.Unlock()
+	time.AfterFunc(lateTime, func() {
+		p.mu.Lock()
+		mine := p.turn == turn
+		if mine {
+			p.late--
+		}
+		p.mu.Unlock()
+		if mine {
+			p.gate.Leave()
+		}
+	})
+}
+
+// Regain implements Pool.
+func (p *pool) Regain() {
+	p.mu.Lock()
+	n := p.late
+	p.late, p.turn = 0, p.turn+1
+	p.mu.Unlock()
+	for range n {
+		p.gate.Leave()
 	}
 }
 
@@ -168,6 +216,7 @@ type conn struct {
 	k    *pooled
 	open bool // there may be a transaction
 	over bool
+	late bool // it had no answer in time
 	left bool // its place in the gate is given back
 }
 
@@ -176,7 +225,9 @@ func (c *conn) Do(ctx context.Context, command string, batch ...Statement) ([]Re
 	c.open = c.open || batch[0].SQL == "START TRANSACTION"
 	start := time.Now()
 	res, err := c.k.Send(context.WithoutCancel(ctx), batch)
-	c.p.observe(command, time.Since(start), err)
+	took := time.Since(start)
+	c.late = c.late || err != nil && took >= c.p.timeout && !c.k.Usable()
+	c.p.observe(command, took, err)
 	if err == nil && batch[len(batch)-1].SQL == "COMMIT" {
 		c.open = false
 	}
@@ -203,7 +254,7 @@ func (c *conn) Close() {
 	}
 	if _ = c.c.Close(); !c.left {
 		c.left = true
-		c.p.gate.Leave()
+		c.p.leave(c.late)
 	}
 }
 

@@ -215,6 +215,9 @@ func TestLateCopy(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, "it is given up", func() error {
+				if err := beat(t.Context(), late); err != nil { // after that it has both connections again
+					return err
+				}
 				err := late.Release(t.Context(), r, q.ID)
 				if errors.Is(err, lock.ErrNotHolder) {
 					return nil
