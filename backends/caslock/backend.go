@@ -69,8 +69,11 @@ func (b *Backend) do(ctx context.Context, command string, t Txn) (Result, error)
 	before := b.told()
 	began := b.clock()
 	r, err := b.store.Do(ctx, t)
-	if err == nil {
+	switch {
+	case err == nil:
 		b.tells(before, r)
+	case len(t.Then) > 0:
+		b.unanswered()
 	}
 	if b.o.Observe != nil {
 		b.o.Observe(command, b.clock()-began, err)

@@ -171,9 +171,7 @@ func (s *state) detach(o *op, m *member) {
 		}
 		s.remove(o, m)
 	}
-	if o.unsure {
-		s.bumped[o.lease] = true
-	}
+	s.void(o)
 }
 
 // attach puts a detached hold to a lease.

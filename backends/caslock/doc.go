@@ -25,5 +25,5 @@
 // A request whose answer was lost may still be carried out later. The other key of a lease
 // also has a version, and every request has the condition that this is still the one that
 // the lease knows. When a request is given up whose answer was lost, the lease writes that
-// key: from then on no earlier request is carried out.
+// key, unless it was written since the answer was lost: from then on no earlier request is carried out.
 package caslock

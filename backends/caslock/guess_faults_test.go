@@ -314,7 +314,10 @@ func TestUnsureReleaseIsNotGuessed(t *testing.T) {
 	b, kit, _, _ := sidecar(t, m, time.Minute)
 	l := b.leases[string(kit.ID())]
 	q := request("r")
-	mustHave(t, kit, q)
+	withoutAnswer(t, l, r, q)
+	if a, err := l.Ask(t.Context(), q); err != nil || !a.Granted {
+		t.Fatalf("%+v, %v", a, err)
+	}
 	read := func() KV {
 		kv, _ := m.do(Txn{Read: []Range{{Key: leaseKey(l.id)}}}).Reads[0].one()
 		return kv
@@ -329,7 +332,7 @@ func TestUnsureReleaseIsNotGuessed(t *testing.T) {
 // A grant is taken back, and its request waits then. A push of that grant is not enough to have the lock; one of the next grant is.
 func TestPushOfWhatWasTakenBack(t *testing.T) {
 	m := newMemory()
-	b, kit, _, _ := sidecar(t, m, time.Minute)
+	b, kit, r, _ := sidecar(t, m, time.Minute)
 	l := b.leases[string(kit.ID())]
 	q := request("r")
 	a := l.asks(q)

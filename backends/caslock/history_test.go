@@ -169,7 +169,9 @@ func TestReleaseAfterABackup(t *testing.T) {
 	if _, err := kit.Heartbeat(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "r", ID: "no such"}, Unsure: true}); err != nil { // which writes the lease's key
+	none := request("none")
+	withoutAnswer(t, l, r, none)
+	if _, err := l.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: none.Resource, ID: none.ID}, Unsure: true}); err != nil { // which writes the lease's key
 		t.Fatal(err)
 	}
 	restore()

@@ -30,6 +30,8 @@ type lease struct {
 
 	// b.mu guards these.
 	version int64                  // of its key, as far as it is known
+	highest int64                  // that this was, also before the store went back
+	late    int64                  // a request that had no answer, and may be carried out yet, has this version or an earlier one
 	soles   map[lock.Resource]sole // holds beside which there is nobody, as far as it is known
 
 	observer *leasekit.Observer
@@ -74,7 +76,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 		return nil, b.unavailable("open lease", err)
 	}
 	l.observer.SawKeeper(keeperOf(r.Reads[0]))
-	l.version, l.beat = r.Revision, r.Revision
+	l.version, l.highest, l.beat = r.Revision, r.Revision, r.Revision
 	clock, _ := r.Reads[4].one()
 	b.sawClock(clock, true) // as it was when there was no other lease
 	b.mu.Lock()

@@ -37,6 +37,7 @@ type state struct {
 
 	leases  map[string]bool    // of who asks: whether it lives,
 	infos   map[string][]byte  // and what its key has
+	late    map[string]bool    // and whether earlier requests of it may be carried out yet
 	members map[string]*member // that the requests are about, or stand in front
 	forced  map[string]forced  // of those that the requests are about
 	kept    map[string]*kept   // what is kept of these, by id
@@ -58,7 +59,7 @@ func newState(name lock.Resource, h head, base, now int64, ops []*op) *state {
 	}
 	return &state{
 		name: name, head: h, base: base, number: 1, most: most, now: now, slots: h.Slots,
-		leases: make(map[string]bool), infos: make(map[string][]byte), members: make(map[string]*member), forced: make(map[string]forced), kept: make(map[string]*kept),
+		leases: make(map[string]bool), infos: make(map[string][]byte), late: make(map[string]bool), members: make(map[string]*member), forced: make(map[string]forced), kept: make(map[string]*kept),
 		writes: make(map[string]Write), bumped: make(map[string]bool),
 	}
 }
@@ -270,7 +271,13 @@ func (s *state) withdraw(o *op, m *member) {
 		o.found = o.marked
 	}
 	s.remove(o, m)
-	if o.unsure {
+	s.void(o)
+}
+
+// void has no copy of an earlier request of the lease be carried out any more. One write does for all that had no answer before: where
+// each of hundreds that are given up wrote the lease's key, each would overtake all the others.
+func (s *state) void(o *op) {
+	if o.unsure && s.late[o.lease] {
 		s.bumped[o.lease] = true
 	}
 }

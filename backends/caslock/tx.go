@@ -103,8 +103,26 @@ func (b *Backend) sawVersion(lease string, version int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if l := b.leases[lease]; l != nil {
-		l.version = max(l.version, version)
+		l.version, l.highest = max(l.version, version), max(l.highest, version)
 	}
+}
+
+// unanswered notes that a request which writes had no answer: a copy of it may be carried out yet.
+func (b *Backend) unanswered() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range b.leases {
+		l.late = l.highest
+	}
+}
+
+// comesLate tells whether a copy of a request of a lease may be carried out yet, when the lease's key has this version. If the key was
+// written since the last of them had no answer, none is.
+func (b *Backend) comesLate(lease string, version int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.leases[lease]
+	return l == nil || version <= l.late
 }
 
 // given marks what is given up, before it is read: a hold whose release has lost its answer,
@@ -198,6 +216,7 @@ func (b *Backend) took(ctx context.Context, command string, name lock.Resource, 
 			conds = append(conds, Cond{Key: leaseKey(l), Version: kv.Version})
 			s.infos[l] = kv.Value
 			b.sawVersion(l, kv.Version)
+			s.late[l] = b.comesLate(l, kv.Version)
 		}
 	}
 	reads = reads[len(leases):]
