@@ -324,6 +324,36 @@ func TestForceOfWhatTheDeadHaveLeft(t *testing.T) {
 	}
 }
 
+// Who waits is granted the lock, and somebody forces the release of that at once, before its sidecar knows of either. Who asks again is told that it
+// was taken away: it does not come into the queue once more, as one whose release is forced.
+func TestForcedBeforeItsGrantIsKnown(t *testing.T) {
+	m := newMemory()
+	b, kit, r, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	admin, rival, _, _ := sidecar(t, m, time.Minute)
+	r.mu.Lock()
+	r.muted = true
+	r.mu.Unlock()
+	theirs, q := request("r"), request("r")
+	mustHave(t, rival, theirs)
+	if a, err := l.Ask(t.Context(), q); err != nil || a.Granted {
+		t.Fatalf("behind another: %+v, %v", a, err)
+	}
+	if err := rival.Release(t.Context(), "r", theirs.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.ForceRelease(t.Context(), "r", q.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := l.Ask(t.Context(), q); !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("its release was forced: %+v, %v", a, err)
+	}
+	if news, err := kit.Heartbeat(t.Context()); err != nil || len(news) > 0 {
+		t.Errorf("the heartbeat tells %+v, %v", news, err)
+	}
+	nothingLeft(t, m)
+}
+
 // A heartbeat tells of all forced releases, also where there are more than one request reads,
 // and most of them are known already.
 func TestManyForcedReleases(t *testing.T) {

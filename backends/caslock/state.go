@@ -227,8 +227,13 @@ func (s *state) apply(o *op) {
 
 func (s *state) ask(o *op, m *member) {
 	room := queue.RoomOf(o.place.Mode)
+	_, forcing := s.forced[o.names()]
 	switch {
 	case m != nil && m.out, m == nil && s.kept[o.id] != nil: // or it was given up, and is kept
+		o.err = lock.ErrNotHolder
+		return
+	case m == nil && forcing: // it was granted, and taken away at once
+		s.del(forcedKey(o.lease, s.name, o.id))
 		o.err = lock.ErrNotHolder
 		return
 	case m != nil:
@@ -258,7 +263,7 @@ func (s *state) ask(o *op, m *member) {
 		s.comes(m.place)
 	}
 	o.granted, o.queued = m.granted, !m.held()
-	if _, forcing := s.forced[o.names()]; o.span > 0 && m.held() && !m.lasts && !forcing && s.kept[o.id] == nil {
+	if o.span > 0 && m.held() && !m.lasts && !forcing && s.kept[o.id] == nil {
 		m.place = o.place
 		m.granted, m.Since, m.lasts = o.granted, s.now, true
 		s.write(m)

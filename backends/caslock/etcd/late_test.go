@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/caslock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -58,5 +60,55 @@ func TestGivenUpAfterASilence(t *testing.T) {
 				t.Errorf("left: %q", k)
 			}
 		}
+	}
+}
+
+// noBell is for a request that is asked for again when the test says so.
+type noBell struct{}
+
+func (noBell) Ring() {}
+
+// Who waits is granted the lock, and somebody forces the release of that at once. The sidecar hears of neither, and asks again. It is told that the
+// lock was taken away, and does not have it once more.
+func TestForcedBeforeItsGrantIsKnown(t *testing.T) {
+	t.Parallel()
+	s := testengine.Shared(t, testengine.Etcd)
+	cfg, err := parseURL(s.URL() + "?timeout=20s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &muted{store: newStore(cfg)}
+	m.silent.Store(true)
+	b := caslock.Open(m, caslock.Options{Timeout: cfg.timeout})
+	t.Cleanup(func() { _ = b.Close() })
+	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Minute, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close(context.WithoutCancel(t.Context())) })
+	admin, rival := sidecar(t, s.URL()+"?timeout=20s", 10*time.Minute)
+	q := request(lock.Resource(t.Name() + string(lock.NewHoldID())))
+	q.Bell = noBell{}
+	theirs := hold(t, rival, q.Resource)
+	if _, err := l.Acquire(t.Context(), q); !errors.Is(err, lock.ErrWaiting) {
+		t.Fatalf("behind another: %v", err)
+	}
+	release(t, rival, theirs)
+	if err := admin.ForceRelease(t.Context(), q.Resource, q.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	var g lock.Grant
+	eventually(t, "it is asked for again", func() error {
+		if g, err = l.Acquire(t.Context(), q); errors.Is(err, lock.ErrWaiting) {
+			return err
+		}
+		return nil
+	})
+	if !errors.Is(err, lock.ErrNotHolder) {
+		news, told := l.Heartbeat(t.Context())
+		t.Errorf("its release was forced: %+v, %v; and the heartbeat tells %+v, %v", g, err, news, told)
+	}
+	if st, err := admin.Get(t.Context(), q.Resource); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+		t.Errorf("%+v, %v", st, err)
 	}
 }
