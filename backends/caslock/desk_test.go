@@ -218,7 +218,11 @@ type outrun struct {
 func (r *outrun) Do(ctx context.Context, x Txn) (Result, error) {
 	if len(x.Then) > 0 && len(x.If) > 0 && x.If[0].Key == headKey("r") && r.n < 1000 {
 		r.n++
-		r.m.do(Txn{Then: []Write{{Key: headKey("r"), Value: encode(head{Mode: lock.Exclusive, Next: int64(r.n)})}}})
+		w := Write{Key: headKey("r"), Value: encode(head{Mode: lock.Exclusive, Next: int64(r.n)})}
+		if kv, there := r.m.do(Txn{Read: []Range{{Key: w.Key}}}).Reads[0].one(); there {
+			w.Value = kv.Value
+		}
+		r.m.do(Txn{Then: []Write{w}})
 		r.overtaken(r.n)
 	}
 	return r.lagging.Do(ctx, x)
@@ -233,4 +237,55 @@ func overtake(ctx context.Context, t *testing.T, overtaken func(n int)) int {
 		t.Errorf("ask: %v", err)
 	}
 	return r.n
+}
+
+// Others overtake again and again what is done for an app or an administrator about a lock that somebody else has, who may be dead. That ends with the
+// time of who has asked for it, too.
+func TestOvertakenOnBehalfOfAnApp(t *testing.T) {
+	for what, c := range map[string]struct {
+		dead bool
+		do   func(ctx context.Context, b *Backend, l *lease, held *op) error
+		want error
+	}{
+		"a try sweeps what the dead have": {true, func(ctx context.Context, _ *Backend, l *lease, _ *op) error {
+			q := request("r")
+			q.Try = true
+			_, err := l.Ask(ctx, q)
+			return err
+		}, lock.ErrHeld},
+		"a release is forced": {false, func(ctx context.Context, b *Backend, _ *lease, held *op) error {
+			return b.ForceRelease(ctx, "r", lock.HoldID(held.id), time.Hour)
+		}, lock.ErrUnavailable},
+		"a forced release ends what the dead have": {true, func(ctx context.Context, b *Backend, _ *lease, held *op) error {
+			return b.awaitForced(ctx, "r", lock.HoldID(held.id), held.lease)
+		}, leasekit.ErrNotSent},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const wait = time.Second
+				m, q := newMemory(), request("r")
+				var theirs road
+				theirs.m = m
+				_, holder := opened(t, &theirs, Options{Timeout: 2 * time.Second})
+				if _, err := holder.Ask(t.Context(), q); err != nil {
+					t.Fatal(err)
+				}
+				if c.dead { // and nobody has swept after it yet
+					theirs.mu.Lock()
+					theirs.copy = func(Txn) bool { return true }
+					theirs.mu.Unlock()
+					m.do(Txn{Then: []Write{{Key: leaseKey(holder.id), Delete: true}, {Key: beatKey(holder.id), Delete: true}}})
+				}
+				r := &outrun{lagging: lagging{&road{m: m}}, overtaken: func(int) {}}
+				b, l := opened(t, r, Options{Timeout: 2 * time.Second})
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				defer cancel()
+				began := time.Now()
+				err := c.do(ctx, b, l, &op{id: string(q.ID), lease: holder.id})
+				if took := time.Since(began); !errors.Is(err, c.want) || took > wait+trips || r.n < crowded {
+					t.Errorf("overtaken %d times, and ended after %s: %v", r.n, took, err)
+				}
+			})
+		})
+	}
 }

@@ -30,14 +30,17 @@ func (b *Backend) ForceRelease(ctx context.Context, r lock.Resource, id lock.Hol
 	if lease == "" {
 		return lock.ErrNotHolder
 	}
-	o := &op{kind: opForce, id: string(id), lease: lease, grace: max(grace, 0)}
+	o := &op{kind: opForce, id: string(id), lease: lease, grace: max(grace, 0), ctx: ctx}
 	if b.submit(r, o); errors.Is(o.err, lock.ErrNotHolder) { // it is gone meanwhile, or the half of it
 		if err := b.mend(ctx, r); err != nil {
 			return b.unavailable("force release", err)
 		}
 		b.submit(r, o)
 	}
-	if o.err != nil || !o.queued {
+	switch {
+	case errors.Is(o.err, leasekit.ErrNotSent):
+		return b.unavailable("force release", o.err)
+	case o.err != nil || !o.queued:
 		return o.err
 	}
 	if err := b.awaitForced(ctx, r, id, lease); err != nil {
@@ -87,7 +90,7 @@ func (b *Backend) awaitForced(ctx context.Context, r lock.Resource, id lock.Hold
 			kind = opEnd
 		}
 		if kind != opSettle {
-			o := &op{kind: kind, id: string(id), lease: lease}
+			o := &op{kind: kind, id: string(id), lease: lease, ctx: ctx}
 			if b.submit(r, o); o.err != nil {
 				return o.err
 			}

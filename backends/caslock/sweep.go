@@ -154,7 +154,7 @@ func (b *Backend) sweepAhead(ctx context.Context, st lock.Status) (some, swept b
 	var ops []*op
 	for _, h := range st.Holders {
 		if h.Kept == 0 && !leases[string(h.Lease)] {
-			ops = append(ops, &op{kind: opSweep, id: string(h.ID), lease: string(h.Lease)})
+			ops = append(ops, &op{kind: opSweep, id: string(h.ID), lease: string(h.Lease), ctx: ctx})
 		}
 	}
 	b.submit(st.Resource, ops...)
