@@ -92,6 +92,53 @@ func TestGrantBetweenTwoTrips(t *testing.T) {
 	}
 }
 
+// The store goes back to a backup, and two heartbeats notice it, as where one acknowledges what another has told. While the first of them
+// gives fences a new start, the other one is no proof of what the lease has either: what it has is compared before it counts.
+func TestTwoHeartbeatsAfterABackup(t *testing.T) {
+	m := newMemory()
+	c := &counting{road: &road{m: m}}
+	_, l := opened(t, c, Options{Timeout: patience})
+	restore := m.backup()
+	q := request("r")
+	if a, err := l.Ask(t.Context(), q); err != nil || !a.Granted {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	restore()
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	var stands atomic.Bool
+	after := func(x Txn) {
+		if len(x.If) == 0 && len(x.Then) == 0 && len(x.Read) == 1 && x.Read[0].Key == baseKey && !stands.Swap(true) {
+			close(reached)
+			<-goOn
+		}
+	}
+	c.after.Store(&after)
+	first := make(chan leasekit.Renewal, 1)
+	go func() {
+		r, err := l.Renew(t.Context(), nil)
+		if err != nil {
+			t.Error(err)
+		}
+		first <- r
+	}()
+	select {
+	case <-reached:
+	case <-time.After(patience):
+		t.Fatal("the first heartbeat does not give fences a new start")
+	}
+	second, err := l.Renew(t.Context(), nil)
+	if err != nil || !second.Stranger {
+		t.Errorf("broken law: a heartbeat beside the one that compares counts: %+v, %v", second, err)
+	}
+	close(goOn)
+	if r := <-first; !r.Stranger {
+		t.Errorf("the first: %+v", r)
+	}
+	if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger {
+		t.Errorf("the next one: %+v, %v", r, err)
+	}
+}
+
 // A heartbeat that has had no answer, and one that was carried out beside another, are no sign of a backup.
 func TestBeatWithoutAnswer(t *testing.T) {
 	m := newMemory()

@@ -176,15 +176,16 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if err := l.acknowledge(ctx, acks); err != nil { // before the beat, which says that all is well
 		return r, err
 	}
-	answer, stranger, err := l.renew(ctx)
+	answer, falls, err := l.renew(ctx)
 	if err != nil {
 		return r, err
 	}
-	if r.Stranger = stranger; stranger {
+	if r.Stranger = falls > 0; r.Stranger {
 		l.b.mu.Lock()
 		l.version = 0 // that of a backup may be an earlier one
 		l.b.mu.Unlock()
 		_, _ = l.b.rebase(ctx, "heartbeat") // what fails, the next one who grants does
+		defer l.tellsFalls(falls)           // until then a heartbeat beside this one says the same
 	}
 	l.observer.SawKeeper(keeperOf(answer.Reads[0]))
 	clock, _ := answer.Reads[4].one()
@@ -210,9 +211,17 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	return r, nil
 }
 
+// tellsFalls notes of how many falls of the store a heartbeat tells.
+func (l *lease) tellsFalls(falls uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.falls = max(l.falls, falls)
+}
+
 // renew writes the beat. The store is a stranger where it has gone back to a backup: its revision is smaller then, or, if
-// others have been quick, the version of the beat is not the one that was written last, or what was granted since then is not there.
-func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err error) {
+// others have been quick, the version of the beat is not the one that was written last, or what was granted since then is not there. Then
+// falls is how often it did, else 0.
+func (l *lease) renew(ctx context.Context) (answer Result, falls uint64, err error) {
 	l.mu.Lock()
 	known := l.beat
 	l.mu.Unlock()
@@ -233,10 +242,10 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 		answer, err = l.b.do(ctx, "heartbeat", t)
 	}
 	if err != nil {
-		return answer, false, l.b.unavailable("heartbeat", err)
+		return answer, 0, l.b.unavailable("heartbeat", err)
 	}
 	if !answer.Done {
-		return answer, false, lock.ErrLeaseLost
+		return answer, 0, lock.ErrLeaseLost
 	}
 	for _, kv := range answer.Reads[2].KVs {
 		_, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
@@ -244,20 +253,20 @@ func (l *lease) renew(ctx context.Context) (answer Result, stranger bool, err er
 	}
 	l.shown(first, answer.Reads[others:])
 	l.showMore(ctx, shows[len(first):])
-	falls := l.b.fallen()
+	falls = l.b.fallen()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if stranger = falls != l.falls; stranger {
-		l.falls, l.beat = falls, answer.Revision
-		for _, f := range shows { // all is compared
-			if l.fresh[f.id] == f {
-				delete(l.fresh, f.id)
-			}
-		}
-	} else {
+	if falls == l.falls {
 		l.beat = max(l.beat, answer.Revision)
+		return answer, 0, nil
 	}
-	return answer, stranger, nil
+	l.beat = answer.Revision
+	for _, f := range shows { // all is compared
+		if l.fresh[f.id] == f {
+			delete(l.fresh, f.id)
+		}
+	}
+	return answer, falls, nil
 }
 
 // forcedNews reads a forced release, and tells whether the sidecar has to hear of it.
