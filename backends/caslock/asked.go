@@ -39,8 +39,10 @@ func (l *lease) asks(q lock.Request) *asked {
 func (l *lease) answered(a *asked, o *op) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a.busy, a.open = false, errors.Is(o.err, lock.ErrUnavailable)
-	a.waits = a.waits || o.err == nil && o.queued
+	a.busy, a.waits = false, a.waits || o.err == nil && o.queued
+	if !errors.Is(o.err, leasekit.ErrNotSent) {
+		a.open = errors.Is(o.err, lock.ErrUnavailable)
+	}
 }
 
 // tooOld tells whether the fence of a grant may be one that there was before, because the store went back while it was asked for.
@@ -60,6 +62,16 @@ func (l *lease) takeBack(r lock.Resource, a *asked, o *op) error {
 	defer l.mu.Unlock()
 	a.above, a.open, a.waits = o.version, false, false
 	return nil
+}
+
+// notSent notes that a request was not sent, so the store has of it what it had before. That may be a place in the queue, or, where an
+// earlier one had no answer, more: then it is asked for again, or withdrawn.
+func (l *lease) notSent(id lock.HoldID, a *asked) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !a.waits && !a.open {
+		delete(l.asked, id)
+	}
 }
 
 // stopWaiting notes that a request waits no more, and is not granted.

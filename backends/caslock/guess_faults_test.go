@@ -1,6 +1,7 @@
 package caslock
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -66,33 +67,74 @@ func pushAgain(t *testing.T, l *lease, kv KV) {
 }
 
 // The store goes back to a backup just before a lock is asked for, and the grant has no answer. Who asks again does not get
-// that one, whose fence there may have been before.
+// that one, whose fence there may have been before; nor does who asks after somebody whose time was over.
 func TestGuessWithoutAnswerAfterABackup(t *testing.T) {
+	for what, late := range map[string]bool{"asked again": false, "asked again after one that was not sent": true} {
+		t.Run(what, func(t *testing.T) {
+			m := newMemory()
+			b, kit, r, _ := sidecar(t, m, time.Minute)
+			l := b.leases[string(kit.ID())]
+			before, restore := backTo(t, m, b, kit)
+			q, lost := request("r"), false
+			r.mu.Lock()
+			r.copy = func(x Txn) bool {
+				if !lost && writesHead(x, "r") {
+					restore()
+					lost = m.do(x).Done
+					return true
+				}
+				return false
+			}
+			r.mu.Unlock()
+			if _, err := l.Ask(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) || !lost {
+				t.Fatalf("%v; carried out: %t", err, lost)
+			}
+			if late {
+				if _, err := l.Ask(ended(t), q); !errors.Is(err, leasekit.ErrNotSent) {
+					t.Fatal(err)
+				}
+			}
+			a, err := l.Ask(t.Context(), q)
+			if err != nil || !a.Granted || a.Fence <= before.Fence {
+				t.Errorf("broken law: fence %d after %d, %v", a.Fence, before.Fence, err)
+			}
+			again, err := l.Ask(t.Context(), q)
+			if err != nil || !again.Granted || again.Fence != a.Fence {
+				t.Errorf("asked again: %+v, %v; want fence %d", again, err, a.Fence)
+			}
+		})
+	}
+}
+
+// ended is a context of an app whose time is over.
+func ended(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
+
+// A request is not sent, because its app's time is over. Of the first one nothing is remembered. What waits in the queue is looked after as before: others of
+// its sidecar may ask for it again.
+func TestWhatIsKnownOfARequestThatIsNotSent(t *testing.T) {
 	m := newMemory()
-	b, kit, r, _ := sidecar(t, m, time.Minute)
+	b, kit, _, _ := sidecar(t, m, time.Minute)
 	l := b.leases[string(kit.ID())]
-	before, restore := backTo(t, m, b, kit)
-	q, lost := request("r"), false
-	r.mu.Lock()
-	r.copy = func(x Txn) bool {
-		if !lost && writesHead(x, "r") {
-			restore()
-			lost = m.do(x).Done
-			return true
+	mustHave(t, kit, request("r"))
+	for what, waits := range map[string]bool{"of one that waits": true, "of a new one": false} {
+		q := request("r")
+		if waits {
+			if a, err := l.Ask(t.Context(), q); err != nil || a.Granted {
+				t.Fatalf("%+v, %v", a, err)
+			}
 		}
-		return false
-	}
-	r.mu.Unlock()
-	if _, err := l.Ask(t.Context(), q); !errors.Is(err, lock.ErrUnavailable) || !lost {
-		t.Fatalf("%v; carried out: %t", err, lost)
-	}
-	a, err := l.Ask(t.Context(), q)
-	if err != nil || !a.Granted || a.Fence <= before.Fence {
-		t.Errorf("broken law: fence %d after %d, %v", a.Fence, before.Fence, err)
-	}
-	again, err := l.Ask(t.Context(), q)
-	if err != nil || !again.Granted || again.Fence != a.Fence {
-		t.Errorf("asked again: %+v, %v; want fence %d", again, err, a.Fence)
+		if _, err := l.Ask(ended(t), q); !errors.Is(err, leasekit.ErrNotSent) {
+			t.Fatal(err)
+		}
+		l.mu.Lock()
+		if a := l.asked[q.ID]; (a != nil) != waits || waits && (!a.waits || a.busy) {
+			t.Errorf("%s: %+v", what, a)
+		}
+		l.mu.Unlock()
 	}
 }
 
@@ -311,7 +353,7 @@ func TestPushThatIsEnough(t *testing.T) {
 // A copy of an earlier request may arrive yet, so the release writes the key of the lease, too, with what it had. No guess does that.
 func TestUnsureReleaseIsNotGuessed(t *testing.T) {
 	m := newMemory()
-	b, kit, _, _ := sidecar(t, m, time.Minute)
+	b, kit, r, _ := sidecar(t, m, time.Minute)
 	l := b.leases[string(kit.ID())]
 	q := request("r")
 	withoutAnswer(t, l, r, q)
@@ -332,7 +374,7 @@ func TestUnsureReleaseIsNotGuessed(t *testing.T) {
 // A grant is taken back, and its request waits then. A push of that grant is not enough to have the lock; one of the next grant is.
 func TestPushOfWhatWasTakenBack(t *testing.T) {
 	m := newMemory()
-	b, kit, r, _ := sidecar(t, m, time.Minute)
+	b, kit, _, _ := sidecar(t, m, time.Minute)
 	l := b.leases[string(kit.ID())]
 	q := request("r")
 	a := l.asks(q)

@@ -132,6 +132,9 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		return leasekit.Answer{}, leasekit.OtherLimit(q)
 	case errors.Is(o.err, lock.ErrUnavailable): // it may be there, until it is withdrawn
 		return leasekit.Answer{}, o.err
+	case errors.Is(o.err, leasekit.ErrNotSent):
+		l.notSent(q.ID, waits)
+		return leasekit.Answer{}, o.err
 	case o.err != nil:
 		l.stopWaiting(q.ID)
 		return leasekit.Answer{}, o.err
