@@ -354,6 +354,49 @@ func TestForcedBeforeItsGrantIsKnown(t *testing.T) {
 	nothingLeft(t, m)
 }
 
+// Somebody deletes the head of a lock by hand, and another one takes it. Who has waited before is answered all the same when it asks again.
+func TestHeadDeletedByHand(t *testing.T) {
+	m := newMemory()
+	b, kit, r, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	_, rival, _, _ := sidecar(t, m, time.Minute)
+	mustHave(t, rival, request("warm"))
+	ask := func(q lock.Request, granted bool) {
+		t.Helper()
+		if a, err := l.Ask(t.Context(), q); err != nil || a.Granted != granted {
+			t.Fatalf("%+v, %v; want granted: %t", a, err, granted)
+		}
+	}
+	first, second, third, waiting := request("r"), request("r"), request("r"), request("r")
+	ask(first, true)
+	ask(second, false)
+	ask(third, false)
+	ask(waiting, false)
+	for _, q := range []lock.Request{first, second} {
+		if err := kit.Release(t.Context(), "r", q.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(third, true)
+	m.do(Txn{Then: []Write{{Key: headKey("r"), Delete: true}}})
+	mustHave(t, rival, request("r"))
+	ask(request("r"), false) // which stands in front of the third now
+	requests := 0
+	r.mu.Lock()
+	r.copy = func(x Txn) bool {
+		if len(x.Read) > 0 && x.Read[0].Key == headKey("r") {
+			requests++
+		}
+		return false
+	}
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), patience/10)
+	defer cancel()
+	if a, err := l.Ask(ctx, waiting); err != nil || a.Granted || requests > 1 {
+		t.Errorf("asked again: %+v, %v, after %d tries", a, err, requests)
+	}
+}
+
 // A heartbeat tells of all forced releases, also where there are more than one request reads,
 // and most of them are known already.
 func TestManyForcedReleases(t *testing.T) {

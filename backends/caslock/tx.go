@@ -238,7 +238,7 @@ func (b *Backend) took(ctx context.Context, command string, name lock.Resource, 
 			o.named, reads = decode[handleInfo](kv).ID, reads[1:]
 		}
 	}
-	line := line{whole: len(r.Reads[2].KVs) < start}
+	line := line{whole: len(r.Reads[2].KVs) < start, head: headKV.Version}
 	for _, kv := range r.Reads[2].KVs {
 		line.add(s, memberOf(kv))
 	}
@@ -280,7 +280,8 @@ func headOf(kv KV, line []KV) head {
 // line is the part of a resource's line that was read.
 type line struct {
 	holders, front []*member
-	whole          bool // it is all of it
+	whole          bool  // it is all of it
+	head           int64 // the version of the head that was read with it
 }
 
 func (l *line) add(s *state, m *member) {
@@ -320,7 +321,7 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 	var read []Range
 	var each []func(Found)
 	add := func(r Range, f func(Found)) { read, each = append(read, r), append(each, f) }
-	look, newer := false, false // at those who wait; others have written since the head was read
+	look, held, changed := false, false, false // at those who wait; one of them holds; others have written since the head was read
 	for _, o := range ops {
 		m := s.members[o.names()]
 		look = look || o.kind != opAsk || m != nil && !m.held()
@@ -339,10 +340,14 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 		add(Range{Key: lineKey(s.name, s.head.Front), End: after(lineOf(s.name)), Limit: n}, func(f Found) {
 			for _, kv := range f.KVs {
 				m := memberOf(kv)
-				newer = newer || m.held()
+				held = held || m.held()
 				l.add(s, m)
 			}
 			l.whole = len(f.KVs) < n
+		})
+		add(Range{Key: headKey(s.name)}, func(f Found) {
+			kv, _ := f.one()
+			changed = kv.Version != l.head
 		})
 	}
 	if s.head.Mode.Limit() > 0 && s.head.Holders > 0 && s.slots == nil {
@@ -359,7 +364,7 @@ func (b *Backend) loadLine(ctx context.Context, command string, s *state, ops []
 			each[i](f)
 		}
 	}
-	if newer { // where there is nothing to write, nothing else shows it
+	if held && changed { // where there is nothing to write, nothing else shows it. Where the head is the same, somebody has changed it by hand
 		return errOvertaken
 	}
 	st := lock.Status{Resource: s.name}
