@@ -18,6 +18,7 @@ type memory struct {
 	kvs      map[string]KV
 	keys     []string // of kvs, in order
 	watches  map[*memoryWatch]bool
+	cuts     chan struct{} // closed when all connections are cut
 }
 
 type memoryWatch struct {
@@ -26,7 +27,7 @@ type memoryWatch struct {
 }
 
 func newMemory() *memory {
-	return &memory{kvs: make(map[string]KV), watches: make(map[*memoryWatch]bool), server: "memory", revision: 1}
+	return &memory{kvs: make(map[string]KV), watches: make(map[*memoryWatch]bool), cuts: make(chan struct{}), server: "memory", revision: 1}
 }
 
 func (m *memory) do(t Txn) Result {
@@ -91,6 +92,14 @@ func (m *memory) backup() (restore func()) {
 		defer m.mu.Unlock()
 		m.revision, m.kvs, m.keys = revision, maps.Clone(kvs), slices.Clone(keys)
 	}
+}
+
+// cut ends all watches.
+func (m *memory) cut() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	close(m.cuts)
+	m.cuts = make(chan struct{})
 }
 
 func (m *memory) write(w Write) {
@@ -166,6 +175,7 @@ func (r *road) Watch(ctx context.Context, prefix string, ready func(), changed f
 	w := &memoryWatch{prefix: prefix, news: make(chan KV, 1<<16)}
 	r.m.mu.Lock()
 	r.m.watches[w] = true
+	cut := r.m.cuts
 	r.m.mu.Unlock()
 	defer func() {
 		r.m.mu.Lock()
@@ -177,6 +187,8 @@ func (r *road) Watch(ctx context.Context, prefix string, ready func(), changed f
 		select {
 		case kv := <-w.news:
 			r.tell(func() { changed(kv) })
+		case <-cut:
+			return errors.New("the connection was cut")
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

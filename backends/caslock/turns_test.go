@@ -55,7 +55,7 @@ func (w *world) starvesNobody(born time.Time) {
 			w.Errorf("waited %s: %v", time.Since(began), err)
 		} else {
 			w.mu.Lock()
-			w.got(s, g, g.ID)
+			w.got(s, g, g.ID, began)
 			w.mu.Unlock()
 			w.lets(g.ID, time.Time{})
 		}

@@ -21,6 +21,8 @@ type witness struct {
 	fences  map[lock.Resource]lock.Fence
 	handles []handed
 	counts  map[string]int
+	back    time.Time // when the store last went back to a backup
+	known   time.Time // since when all know it
 	notes   []string
 }
 
@@ -39,6 +41,8 @@ type reliance struct {
 	slot  int
 	by    *worldSidecar // nil: nobody has it
 	until time.Time     // it is kept
+	asked time.Time
+	at    time.Time // when it was granted
 }
 
 type handed struct {
@@ -69,13 +73,19 @@ func (w *witness) relies(h *reliance, now time.Time) bool {
 	return now.Before(h.until) || h.by != nil && !w.atOnce[h.root] && now.Before(h.by.renewed.Add(worldTTL))
 }
 
+// proven tells whether the store has what somebody relies on, as far as its sidecar can know: a heartbeat was answered since the store went
+// back, and this was asked for since then, or granted before that heartbeat. w.mu is held.
+func (w *witness) proven(h *reliance) bool {
+	return w.back.IsZero() || h.by != nil && h.by.renewed.After(w.back) && (h.asked.After(w.back) || h.by.renewed.After(h.at))
+}
+
 // got notes a grant; false: it came when the lease was over. w.mu is held.
-func (w *witness) got(s *worldSidecar, g lock.Grant, root lock.HoldID) (h *reliance, ok bool) {
+func (w *witness) got(s *worldSidecar, g lock.Grant, root lock.HoldID, asked time.Time) (h *reliance, ok bool) {
 	now := time.Now()
 	if !now.Before(s.renewed.Add(worldTTL)) {
 		return nil, false
 	}
-	h = &reliance{r: g.Resource, root: root, mode: g.Mode, slot: g.Fence.Slot(), by: s}
+	h = &reliance{r: g.Resource, root: root, mode: g.Mode, slot: g.Fence.Slot(), by: s, asked: asked, at: now}
 	w.counts[g.Mode.String()]++
 	w.note("%s granted %s of %s to %s, root %s, slot %d, until %s", s.l.ID(), g.Mode, g.Resource, g.ID, root, g.Fence.Slot(), g.Until)
 	roots := map[lock.HoldID]bool{root: true}
@@ -85,7 +95,7 @@ func (w *witness) got(s *worldSidecar, g lock.Grant, root lock.HoldID) (h *relia
 			if o.by == nil || o.by.dead {
 				delete(w.relied, id)
 			}
-		case o.root == root || o.r != g.Resource:
+		case o.root == root || o.r != g.Resource || !w.proven(o) || !w.proven(h):
 		case o.mode.Excludes(g.Mode):
 			w.Errorf("broken law: %s of %s is granted beside %s of %s, kept for %s", g.Mode, g.ID, o.mode, id, o.until.Sub(now))
 		case o.slot == h.slot && g.Mode.Limit() > 0:

@@ -21,13 +21,13 @@ import (
 // TestWorlds has apps take, keep and detach a few locks at random, in fake time, while sidecars die, answers are lost, and copies of
 // requests arrive up to half a minute late. Wall clocks are wrong by up to a day. Nobody is let in beside what somebody relies on, or what is
 // kept, and nothing is left in the end. CASLOCK_WORLDS is how many worlds there are; a failure names its seed, which CASLOCK_WORLD runs again.
-func TestWorlds(t *testing.T) { worlds(t, 12, false) }
+func TestWorlds(t *testing.T) { worlds(t, 12, func(*world) {}) }
 
 // TestTurnsInWorlds is TestWorlds with sidecars that hand locks on among their apps, and park them. Some of them are cut off, or hear nothing, for
 // seconds. In the end one more sidecar asks for each lock while the others go on, and has it soon.
-func TestTurnsInWorlds(t *testing.T) { worlds(t, 4, true) }
+func TestTurnsInWorlds(t *testing.T) { worlds(t, 4, func(w *world) { w.turns = true }) }
 
-func worlds(t *testing.T, n int, turns bool) {
+func worlds(t *testing.T, n int, of func(*world)) {
 	first := rand.Int63()
 	if set, err := strconv.Atoi(os.Getenv("CASLOCK_WORLDS")); err == nil {
 		n = set
@@ -39,7 +39,9 @@ func worlds(t *testing.T, n int, turns bool) {
 		seed := first + int64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				(&world{witness: newWitness(t), m: newMemory(), r: rand.New(rand.NewSource(seed)), turns: turns}).run()
+				w := &world{witness: newWitness(t), m: newMemory(), r: rand.New(rand.NewSource(seed))}
+				of(w)
+				w.run()
 			})
 		})
 	}
@@ -58,6 +60,9 @@ type world struct {
 	r      *rand.Rand // w.mu guards it
 	healed bool       // and this
 	turns  bool       // sidecars hand locks on, and park them
+
+	backups bool // the store goes back to a backup now and then
+	history int  // how often it did
 }
 
 type worldSidecar struct {
@@ -89,6 +94,10 @@ func (w *world) run() {
 	}
 	for end := time.Now().Add(worldTime); time.Now().Before(end); {
 		time.Sleep(w.upTo(15 * time.Second))
+		if w.backups && w.intn(2) == 0 {
+			w.goesBack(side)
+			continue
+		}
 		i := w.intn(len(side))
 		w.end(side[i], w.intn(3) == 0)
 		side[i] = w.sidecar(born)
@@ -133,6 +142,9 @@ func (w *world) sidecar(born time.Time) *worldSidecar {
 	s.r.copy = func(x Txn) bool { return w.passes(s, x) }
 	s.b = Open(slow{s.r, w}, Options{Timeout: 500 * time.Millisecond, Clock: func() time.Duration { return time.Since(born) }})
 	wrong := w.upTo(48*time.Hour) - 24*time.Hour
+	if w.backups {
+		wrong = 0 // fences begin with the time of day after that
+	}
 	s.b.wall = func() time.Time { return time.Now().Add(wrong) }
 	s.front = s.b
 	if w.turns {
@@ -164,6 +176,7 @@ func (w *world) sidecar(born time.Time) *worldSidecar {
 			}
 			if err == nil {
 				s.renewed = sent
+				w.proves(s)
 			}
 			w.mu.Unlock()
 			select {
@@ -224,14 +237,26 @@ func (w *world) passes(s *worldSidecar, x Txn) bool {
 		w.m.do(x)
 		return true
 	case k < 6: // it comes late
-		time.AfterFunc(time.Duration(w.r.Intn(int(latest))), func() { w.m.do(x) })
+		w.copies(x)
 		return true
 	case k < 8: // it is lost
 		return true
 	case k < 10 && len(x.Then) > 0: // and comes a second time
-		time.AfterFunc(time.Duration(w.r.Intn(int(latest))), func() { w.m.do(x) })
+		w.copies(x)
 	}
 	return false
+}
+
+// copies has a request arrive some time, unless the connections of now are cut before that.
+func (w *world) copies(x Txn) {
+	history := w.history
+	time.AfterFunc(time.Duration(w.r.Intn(int(latest))), func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.history == history {
+			w.m.do(x)
+		}
+	})
 }
 
 func (w *world) hears(s *worldSidecar) {
@@ -280,7 +305,7 @@ func (w *world) app(s *worldSidecar) {
 	w.mu.Lock()
 	calm := w.turns && w.healed
 	w.mu.Unlock()
-	if !calm {
+	if !calm && !w.backups {
 		switch w.intn(10) {
 		case 0:
 			w.force(ctx, s)
@@ -290,11 +315,11 @@ func (w *world) app(s *worldSidecar) {
 			return
 		}
 	}
-	plain := calm || w.turns && w.intn(20) > 0
+	plain := calm || w.backups || w.turns && w.intn(20) > 0
 	w.mu.Lock()
 	var was handed
 	if plain && !calm { // in the end all of a sidecar are one cohort, which could go on for ever
-		q.Mode, q.Try = []lock.Mode{lock.Exclusive, lock.Exclusive, lock.Shared}[w.r.Intn(3)], w.r.Intn(4) == 0
+		q.Mode, q.Try = []lock.Mode{lock.Exclusive, lock.Exclusive, lock.Shared, lock.Permits(2)}[w.r.Intn(3+w.permits())], w.r.Intn(4) == 0
 	} else if plain {
 		q.Mode = lock.Exclusive
 	} else if n := len(w.handles); n > 0 && w.r.Intn(3) == 0 {
@@ -322,9 +347,9 @@ func (w *world) app(s *worldSidecar) {
 	if q.Handle != "" {
 		root = was.root
 	}
-	h, ok := w.got(s, g, root)
+	h, ok := w.got(s, g, root, asked)
 	if ok && q.Handle == "" {
-		if g.Mode == lock.Exclusive && g.Fence <= w.fences[q.Resource] {
+		if g.Mode == lock.Exclusive && g.Fence <= w.fences[q.Resource] && !w.ignorant(asked) {
 			w.Errorf("broken law: fence %d after %d", g.Fence, w.fences[q.Resource])
 		}
 		w.fences[q.Resource] = max(w.fences[q.Resource], g.Fence)
