@@ -174,6 +174,7 @@ class Relay:
         self.socket = os.path.join(self._dir, "s")
         self.hung_up = 0
         self.withheld = 0
+        self.leased = 0.0  # when news of the lease were passed on last, by time.monotonic
         self._without = without
         self._sidecar = sidecar
         self._hang_up = hang_up
@@ -217,10 +218,13 @@ class Relay:
         with app, sidecar, sidecar.makefile("rb") as lines:
             try:
                 for line in lines:
-                    if self._without and self._without in (json.loads(line).get("event") or ()):
+                    event = json.loads(line).get("event") or ()
+                    if self._without and self._without in event:
                         self.withheld += 1
                     else:
                         app.sendall(line)
+                        if "lease" in event:
+                            self.leased = time.monotonic()
             except OSError:
                 pass
             for end in (app, sidecar):

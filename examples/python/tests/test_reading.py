@@ -71,6 +71,23 @@ def test_a_caller_alone_reads_its_answers(
     assert client.session()._thread not in [thread for thread, _ in takers]
 
 
+def test_a_turn_that_an_interrupt_has_left_taken(
+    connect: Callable[..., Client], takers: list[tuple[threading.Thread, bool]]
+) -> None:
+    """The thread makes another one, when it wants to read."""
+    client = connect()
+    turn = left_to_callers(client)._reading.turn
+    assert turn.acquire(timeout=PATIENCE)
+    takers.clear()
+
+    def read() -> bool:
+        client.lock("r").acquire().release()
+        return (threading.current_thread(), True) in takers
+
+    eventually("a caller has read", read)
+    assert turn.locked()
+
+
 def test_a_loop_reads_the_answers_to_its_tasks(
     connect: Callable[..., Client], takers: list[tuple[threading.Thread, bool]]
 ) -> None:

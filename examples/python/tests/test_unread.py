@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from sidecars import PATIENCE, Relay, Sidecar, eventually
+from test_parts import OneSidecar
 from test_reading import left_to_callers
 
 from locksidecar import Client, LockLost
 from locksidecar._call import Call
 from locksidecar._clock import boot_time
-from locksidecar._connection import _MOST_PUT_OFF, Connection
+from locksidecar._connection import Connection
 from locksidecar._reading import readable
 from locksidecar._session import Session
 
@@ -135,63 +136,31 @@ def test_news_that_come_while_the_thread_looks_are_read_first(stopped: Stopped, 
         held.check()
 
 
-class Slow:
-    """A socket from which a caller reads, and then is stopped before it says what."""
-
-    def __init__(self, real: socket.socket, stop: Callable[[], None]) -> None:
-        self._real, self._stop = real, stop
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def recv(self, size: int, *flags: int) -> bytes:
-        data = self._real.recv(size, *flags)
-        if not flags:  # not by the thread
-            self._stop()
-        return data
-
-
-@pytest.mark.parametrize("where", ["before recv", "in recv"])
-def test_a_caller_whose_turn_it_is_stands_still(stopped: Stopped, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """It has read the news, or keeps the thread from that. The thread waits for it, and tells no loss meanwhile."""
+@pytest.mark.parametrize("when", ["before it looks", "after it has looked"])
+def test_a_caller_that_waits_stands_still(stopped: Stopped, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """The thread reads all the same, and tells no loss."""
     session = left_to_callers(stopped.client)
-    core, reading = session.core, session._reading
+    reading = session._reading
     held = stopped.client.lock("stopped").acquire()
-    is_due, take_own, watch = core.is_due, core.take_own, reading.watch
-    looks, stood = 0, False
+    comes_soon = reading.comes_soon
+    stood = False
 
-    def looked(now: float) -> bool:
-        nonlocal looks
-        due = is_due(now)
-        looks += due
-        return due
-
-    def stop(taken: Callable[[], object] = lambda: None) -> None:
+    def stop() -> None:
         nonlocal stood
         if not stood:
             stood = True
-            stopped.past_the_end(held)
-            taken()
-            eventually("the thread waits", lambda: looks > 3 * _MOST_PUT_OFF or held._hold.problem is not None)
+            with session.mutex:  # as for a thread that is stopped, too
+                stopped.past_the_end(held)
+            eventually("the news are read", lambda: held._hold.problem is not None or held._hold.until > boot_time() + _STOPPED)
 
-    def stopped_before_that() -> None:
+    def stands_still() -> bool:
+        if when == "before it looks":
+            stop()
+        came = comes_soon()
         stop()
-        watch()
+        return came
 
-    monkeypatch.setattr(core, "is_due", looked)
-    if where == "before recv":
-        monkeypatch.setattr(reading, "watch", stopped_before_that)
-    else:
-        real = session._in
-        rest: list[bytes] = []  # of what recv gives
-
-        def with_the_rest(home: object) -> bool:
-            while rest:
-                core.inbox.append(rest.pop())
-            return take_own(home)
-
-        monkeypatch.setattr(session, "_in", Slow(real, lambda: stop(lambda: rest.append(real.recv(65536)))))
-        monkeypatch.setattr(core, "take_own", with_the_rest)
+    monkeypatch.setattr(reading, "comes_soon", stands_still)
 
     def pairs() -> bool:
         for _ in range(10):
@@ -199,9 +168,64 @@ def test_a_caller_whose_turn_it_is_stands_still(stopped: Stopped, monkeypatch: p
         return stood
 
     eventually("a caller stood still", pairs)
-    assert looks > 3 * _MOST_PUT_OFF and held._hold.problem is None
+    assert held._hold.problem is None
     held.check()
     held.release()
+
+
+@pytest.mark.parametrize("how", ["check", "valid_for", "problem"])
+def test_a_signal_handler_hears_what_stands_unread(stopped: Stopped, how: str) -> None:
+    """It has interrupted a request of its own thread, so that nobody can read before it returns."""
+    held = stopped.client.lock("stopped").acquire()
+    session = held._session
+    with session.mutex:  # as any request has it for a moment
+        stopped.past_the_end(held)
+        if how == "check":
+            held.check()
+        elif how == "valid_for":
+            assert held.valid_for() > 0
+        else:
+            assert held.problem is None
+        assert readable(session._in, 0.0), "it has taken what the interrupted request may be about to take"
+    eventually("the thread reads", lambda: not readable(session._in, 0.0) and not session.core.inbox)
+    held.check()
+    held.release()
+
+
+def test_a_signal_handler_hears_of_a_loss_before_news_that_are_better(stopped: Stopped) -> None:
+    held = stopped.client.lock("stopped").acquire()
+    told: list[LockLost] = []
+    held.on_lost(told.append)
+    lost = {"lockId": held.lock_id, "resource": "stopped", "fence": str(held.fence), "reason": "FORCED", "message": "by the test"}
+    lost |= {"grace": "0s", "countedAt": f"{held._hold.counted_at:.9f}s"}
+    with held._session.mutex:
+        stopped._relay.say({"event": {"lost": lost}})
+        stopped.past_the_end(held)
+        with pytest.raises(LockLost) as e:
+            held.check()
+        assert e.value.lost_reason == "FORCED"
+    eventually("the thread reads", lambda: not readable(held._session._in, 0.0) and not held._session.core.inbox)
+    with pytest.raises(LockLost):
+        held.release()
+    eventually("told", lambda: bool(told))
+    assert len(told) == 1
+
+
+def test_a_glance_at_halves_of_lines() -> None:
+    """What is not whole, or no news, is for who takes it."""
+    sidecar = OneSidecar()
+    now = boot_time()
+    hold = sidecar.grant(10, now)
+    news = json.dumps({"event": {"lease": {"validFor": "60s", "countedAt": f"{now + 1}s"}}}).encode() + b"\n"
+    core = sidecar.core
+    for stands in ([], [news[:30]], [news[30:]], [b"\n"], [b'[]\n"x"\n{"event":7}\n{"event":{"lease":{}}}\n'], [b'{"requestId":"7","granted":{}}\n']):
+        core.glance(stands)
+    assert hold.until < now + 20 and core.error is None and not core.inbox
+    core.feed(news[:30])
+    core.glance([news[30:50], news[50:] + b'{"event":'])
+    assert now + 59 < hold.until < now + 70
+    core.feed(news[30:])
+    assert now + 59 < hold.until < now + 70
 
 
 class Stops:

@@ -42,10 +42,13 @@ _MOST = (65536,)
 # So often an end is put off in a row, while the thread reads what had come before it: four times are enough for what
 # the socket holds. A stream of other news must not put it off for longer.
 _MOST_PUT_OFF = 8
-# So many steps of its own one who finds an end waits for others to come to what stands unread: who asks for the thread, and
-# the thread for a caller that has the turn. Mostly that is one step. All of them are PATIENCE at least, and more where the
-# processor is short: by the clock, a process that was stopped among them would have waited without a chance to read.
+# So many steps of its own one who finds an end waits for the thread to come to what stands unread. Mostly that is one
+# step. All of them are PATIENCE at least, and more where the processor is short: by the clock, a process that was stopped
+# among them would have waited without a chance to read.
 _MOST_STEPS = int(PATIENCE / PAUSE)
+# More bytes than stand in a socket.
+_ALL_THAT_STANDS = 1 << 20
+_PEEK = socket.MSG_DONTWAIT | socket.MSG_PEEK
 
 IN_THE_MIDDLE = "this signal handler has interrupted a request of its own thread: ask in another thread"
 
@@ -124,21 +127,16 @@ class Connection:
                 reading.wait()
             with self.mutex:
                 now = boot_time()  # first: what is over by then has had no news, if nothing stands after that
-                most = _MOST_STEPS if reading.left else _MOST_PUT_OFF
-                put_off = put_off + 1 if put_off < most and self.core.is_due(now) and self._unread() else 0
+                put_off = put_off + 1 if put_off < _MOST_PUT_OFF and self.core.is_due(now) and self._unread() else 0
                 timeout = 0.0 if put_off else self.core.look(now)
             if put_off and reading.left:
                 reading.call()
             if reading.left:
                 if self.core.error is None and not reading.wanted():
                     continue
-                if not reading.turn.acquire(timeout=PAUSE):
-                    continue
-                try:
-                    with self.mutex:
-                        reading.come_back()
-                finally:
-                    reading.turn.release()
+                reading.let_be_first()
+                with self.mutex:
+                    reading.come_back()
                 put_off = 0  # only now can it read
                 continue
             with self.mutex:
@@ -183,7 +181,7 @@ class Connection:
             return b""
 
     def _receive_now(self) -> bytes:
-        """Read what is there into the inbox, in one step for signals. The mutex is held, and the turn where callers read."""
+        """Read what is there into the inbox, in one step for signals. The mutex is held."""
         inbox = self.core.inbox
         inbox.extend(map(self._in.recv, _MOST, AT_ONCE))
         return inbox[-1]
@@ -212,31 +210,24 @@ class Connection:
     def read_own(self, call: Call) -> None:
         """Read the answer to a call, if callers read and it comes soon. What else comes the thread takes."""
         reading, core = self._reading, self.core
-        if not reading.left or reading.loops or reading.bell.rung or len(core.calls) != 1:
+        turn = reading.turn
+        # An interrupt just after it has the turn leaves it taken: the thread makes another one.
+        if not reading.left or reading.loops or reading.bell.rung or len(core.calls) != 1 or not turn.acquire(False):
             reading.call()
             return
-        reading.turns += 1
-        with reading.turn:
-            if reading.left:
-                reading.watch()
-                reading.asleep = True
-                try:
-                    core.inbox.extend(map(self._in.recv, _MOST))  # in one step for signals
-                except OSError:  # it does not come soon, or never
-                    pass
-                else:
-                    with self.mutex:
-                        core.take_own(call)
-                        if core.outbox[0]:
-                            self._flush()
-                reading.asleep = False
+        try:
+            reading.turns += 1
+            if reading.comes_soon():
+                self._take_what_is_there(call)
+        finally:
+            turn.release()
         if not call.done or core.calls:
             reading.call()
 
     def _take_what_is_there(self, home: object) -> bool:
         """Read the answer to a call, or to tasks of a loop, and do not wait for it. False: the thread is to read."""
         reading = self._reading
-        with reading.turn, self.mutex:
+        with self.mutex:
             if not reading.left:
                 return False
             reading.turns += 1
@@ -264,7 +255,6 @@ class Connection:
                     reading.call()
 
     def _take_own_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        # One that is to stop must not wait for the turn: callers may have it again and again.
         taken = self.pid == os.getpid() and loop in self._reading.loops and self._take_what_is_there(loop)
         if not taken:
             self._reading.call()
@@ -311,17 +301,16 @@ class Connection:
 
     def _post(self, call: Call) -> None:
         """Send a request. RuntimeError: a signal handler has interrupted another of its own thread."""
-        if self.mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
+        if self._interrupted():
             raise RuntimeError(IN_THE_MIDDLE)
         with self.mutex:
             self.core.post(call)
             self._flush()
 
     def _unread(self) -> bool:
-        """Whether something may have come that nobody has taken yet: so long nobody says that the sidecar is silent."""
-        reading = self._reading
-        with self.mutex:  # who reads, and is no caller, has it until the bytes are in the inbox
-            return bool(self.core.inbox) or reading.left and reading.asleep or reading.shared and readable(self._in, 0.0)
+        """Whether something has come that nobody has taken yet: so long nobody says that the sidecar is silent."""
+        with self.mutex:  # who reads has it until the bytes are in the inbox
+            return bool(self.core.inbox) or self._reading.shared and readable(self._in, 0.0)
 
     def _settle(self, step: int) -> bool:
         """An end is found by the clock: let the thread first take what has come. Whether that was still to be read: then look again.
@@ -331,7 +320,10 @@ class Connection:
         most = _MOST_PUT_OFF if self._thread is None else _MOST_STEPS
         if step >= most or self.core.error is not None or self._thread is threading.current_thread():
             return False
-        if self._interrupted() or not self._unread():
+        if self._interrupted():
+            self._glance()
+            return False
+        if not self._unread():
             return False
         if self._thread is None:  # callers read
             self._pump(0.0)
@@ -339,6 +331,16 @@ class Connection:
             self._reading.call()
             time.sleep(min(PAUSE, 0.0005 * (step + 1)))
         return True
+
+    def _glance(self) -> None:
+        """Hear what stands unread, and take nothing: this thread may be about to take it, and nobody else can. The mutex is held."""
+        stands = list(self.core.inbox)
+        if self._reading.shared:
+            try:
+                stands.append(self._in.recv(_ALL_THAT_STANDS, _PEEK))
+            except OSError:
+                pass
+        self.core.glance(stands)
 
     def _tick(self) -> None:
         if self._unread():
@@ -351,10 +353,9 @@ class Connection:
     def _interrupted(self) -> bool:
         """Whether a signal handler runs here while this very thread is in the middle of a request.
 
-        It has the mutex, or the turn: who reads has to wait for it, and so would the handler, for ever.
+        It has the mutex: who reads has to wait for it, and so would the handler, for ever.
         """
-        # As threading.Condition asks.
-        return self.mutex._is_owned() or self._reading.turn._is_owned()  # type: ignore[attr-defined, no-any-return]
+        return self.mutex._is_owned()  # type: ignore[attr-defined, no-any-return] # as threading.Condition asks
 
     # Ends.
 

@@ -255,6 +255,18 @@ class Core(Holds):
         inbox.clear()
         return True
 
+    def glance(self, stands: list[bytes]) -> None:
+        """Hear news of the lease, and losses, of what will be taken later. To hear them once more then changes nothing."""
+        for line in (self._rest + b"".join(stands)).split(b"\n")[:-1]:
+            try:
+                event = decode(line).get("event") or {}
+                if lost := event.get("lost"):
+                    self.told(lost)
+                elif lease := event.get("lease"):
+                    self.leased(lease)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                pass  # who takes it tells
+
     def _line(self, m: Mapping[str, Any]) -> None:
         id_ = m.get("requestId")
         if not id_:

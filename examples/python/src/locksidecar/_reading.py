@@ -6,10 +6,11 @@ own answers, and call the thread for anything else: it alone is never interrupte
 every few milliseconds whether they still come, and reads itself when they do not. What comes
 between two calls waits for two pauses at most.
 
-Who reads while callers may has the turn, from before it reads until what came is taken or left
-to the thread. A caller sleeps in recv meanwhile, for one pause at most: the socket has a limit
-for that. So the thread, when it wants to read itself, has the turn soon. A loop must not wait for the turn:
-while one reads, callers call the thread, which stops the loop from that.
+Whoever reads does so with the mutex, and takes what came, or leaves it to the thread, before the
+mutex is free again. To wait for something to come needs no mutex: a caller sleeps in recv, for one pause at most,
+without taking anything. So nobody is kept from reading by one who waits, however long that one stands still: a
+signal handler may run in the middle of a wait. Who waits has the turn, which is a courtesy: the thread, when it wants
+to read itself, lets it take its answer first, for two pauses. While a loop reads, callers call the thread, which stops the loop from that.
 
 A task does the same. An answer that comes at once, as from a sidecar that need not ask a store, it
 reads itself, while its loop stands still for a moment; else the loop reads it: see Ticks for who
@@ -84,9 +85,8 @@ class Reading:
         self.moment = moment  # so long a loop may stand still for an answer that comes at once; 0: not at all
         if self.shared:
             self._look = _look_at(sock)
-        self.turn = threading.RLock()  # taken before the mutex
-        self.left = False  # to the callers. It changes from that by one who has the turn, too
-        self.asleep = False  # a caller, in recv; or it was, and an interrupt has struck
+        self.turn = threading.Lock()  # of a caller that waits for its answer. Nobody waits for it with the mutex
+        self.left = False  # to the callers
         self.turns = 0  # of callers
         self._patient = 0  # so many answers more do threads wait for asleep
         self._seen = -1  # turns, at the last look
@@ -94,15 +94,26 @@ class Reading:
         self.bell = Bell()  # rung: the thread is called, and callers leave it to that
         self.loops: dict[asyncio.AbstractEventLoop, LoopReader] = {}
 
-    def watch(self) -> None:
-        """A thread that has the turn looks for its answer, while most come at once. To be woken would take as long again."""
+    def comes_soon(self) -> bool:
+        """A thread that has the turn waits for one pause at most, without the mutex. Whether there is something to take."""
+        try:
+            if not self.watch():
+                self._sock.recv(1, socket.MSG_PEEK)  # this takes nothing
+        except OSError:
+            return False
+        return True
+
+    def watch(self) -> bool:
+        """The thread looks for its answer, while most come at once. To be woken would take as long again."""
         if self._patient:
             self._patient -= 1
-        else:
-            end = time.monotonic() + _MOMENT
-            # Where others want the GIL, or the processor, each step of the look may wait for them, and it takes longer.
-            if not self.comes_at_once(_MOMENT) or time.monotonic() > end:
-                self._patient = PATIENT
+            return False
+        end = time.monotonic() + _MOMENT
+        came = self.comes_at_once(_MOMENT)
+        # Where others want the GIL, or the processor, each step of the look may wait for them, and it takes longer.
+        if not came or time.monotonic() > end:
+            self._patient = PATIENT
+        return came
 
     def comes_at_once(self, moment: float) -> bool:
         """The caller looks for an answer for so long, and does nothing else meanwhile. False: it does not come soon."""
@@ -140,9 +151,17 @@ class Reading:
         seen, self._seen = self._seen, self.turns
         return self.bell.rung or seen == self._seen
 
+    def let_be_first(self) -> None:
+        """The thread is about to read. A caller that waits may take its answer first, unless it stands still. Without the mutex."""
+        turn = self.turn
+        if turn.acquire(timeout=2 * PAUSE):
+            turn.release()
+        else:
+            self.turn = threading.Lock()  # nobody waits for that one again
+
     def come_back(self) -> None:
-        """The thread reads, which has the turn. The mutex is held."""
-        self.left = self.asleep = False
+        """The thread reads. The mutex is held."""
+        self.left = False
         self.stop_loops()
 
     def stop_loops(self) -> None:
@@ -152,7 +171,7 @@ class Reading:
     def forked(self) -> None:
         """In a child. What a loop waits for is the same for both processes: it is not touched."""
         self.left = False
-        self.turn = threading.RLock()
+        self.turn = threading.Lock()
         while self.loops:
             self.loops.popitem()[1].close()
 

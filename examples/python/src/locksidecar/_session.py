@@ -168,7 +168,7 @@ class Session(Connection):
         if wanted.wait:
             call.deadline = now + wanted.wait
         mutex = self.mutex
-        if mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
+        if mutex._is_owned():  # type: ignore[attr-defined] # see _interrupted
             raise RuntimeError(IN_THE_MIDDLE)
         with mutex:
             if core.calls or core.outbox[0] or core.error is not None:
@@ -213,7 +213,7 @@ class Session(Connection):
         The sidecar carries it out in any case, be it late. None: not now, see release_elsewhere.
         """
         mutex, hold, core = self.mutex, entry.hold, self.core
-        if mutex._is_owned() or self._reading.turn._is_owned():  # type: ignore[attr-defined]
+        if mutex._is_owned():  # type: ignore[attr-defined] # see _interrupted
             return None
         assert hold is not None
         # With the mutex it could not wait for what has come. The app has done nothing under the lock since.

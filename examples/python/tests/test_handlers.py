@@ -1,0 +1,116 @@
+"""Signal handlers that strike while their thread waits for an answer, and run for long."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sidecars import App, Relay, Sidecar, eventually
+
+Start = Callable[..., Sidecar]
+
+LONG_HANDLER = """
+import signal, sys, threading
+import locksidecar
+
+client = locksidecar.Client()
+held = client.lock("held").acquire()
+session = client.session()
+struck = False
+
+def waits(frame):
+    while frame is not None and frame.f_code.co_name != "read_own":
+        frame = frame.f_back
+    return frame is not None and not frame.f_locals["call"].done and not session.mutex._is_owned()
+
+def pair():
+    client.lock("another", wait=60).acquire().release()
+    return "done"
+
+def in_a_thread(what):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(what()), daemon=True)
+    thread.start()
+    thread.join(20)
+    return got
+
+def handler(_, frame):
+    global struck
+    if struck or not waits(frame):
+        return
+    struck = True
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print("thread", in_a_thread(pair), flush=True)
+    try:
+        print("handler", pair(), flush=True)
+    except RuntimeError as e:
+        print(repr(e), flush=True)
+    print("force", flush=True)
+    print("lost", held.lost.wait(20), flush=True)
+
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.003, 0.0031)
+while not struck:
+    client.lock("busy").acquire().release()
+print("goes on", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_handler_that_strikes_in_a_wait_keeps_nobody_from_the_sidecar(own_sidecar: Start) -> None:
+    """Other threads have their answers, the handler itself has one, and a loss is told."""
+    sidecar = own_sidecar(ttl="5m")  # a busy machine may freeze it for long
+    with App(LONG_HANDLER, sidecar.socket) as app:
+        app.expect("thread ['done']")
+        app.expect("handler done")
+        app.expect("force")
+        sidecar.force("held", 0)
+        app.expect("lost True")
+        app.expect("goes on")
+
+
+STOPPED = """
+import signal, sys
+import locksidecar
+
+client = locksidecar.Client()
+lock = client.lock("held")
+held = lock.acquire()
+heard = ""
+
+def handler(*_):
+    global heard
+    heard = held.problem.lost_reason if held.problem else "held"
+
+signal.signal(signal.SIGUSR1, handler)
+print("ready", flush=True)
+while True:
+    client.lock("busy").acquire().release()
+    if heard:
+        print(heard, flush=True)
+        heard = ""
+        sys.stdin.readline()
+        if held.problem is not None:
+            held = lock.acquire()
+        print("ready", flush=True)
+"""
+
+
+def test_a_handler_that_runs_first_after_a_standstill_tells_no_loss(own_sidecar: Start) -> None:
+    """The process was stopped for longer than a lease lives, mostly while it waited for an answer, and its sidecar went on."""
+    ttl = 6.0
+    sidecar = own_sidecar(ttl=f"{ttl:g}s")
+    with Relay(sidecar) as relay, App(STOPPED, relay.socket) as app:
+        for _ in range(3):
+            app.expect("ready")
+            app.signal(signal.SIGSTOP)
+            eventually("stopped", lambda: Path(f"/proc/{app.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+            over = time.monotonic() + ttl
+            app.signal(signal.SIGUSR1)
+            # What it hears when it goes on is new enough for a machine that is slow.
+            eventually("news", lambda: time.monotonic() > over and time.monotonic() - relay.leased < ttl / 20)
+            app.signal(signal.SIGCONT)
+            assert app.line() != "SIDECAR_SILENT"
+            app.say()
