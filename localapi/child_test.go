@@ -1,7 +1,9 @@
 package localapi
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -15,6 +17,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/backends/embedded"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // childEnv makes the test binary play an app. Its value says which:
@@ -27,12 +32,15 @@ import (
 //	  told: those answers are long. Else it releases what it has not. Says "stuck"
 //	  when no more goes in, and stays.
 //	keeper: that grandchild. Says "kept" and stays.
+//	sidecar: serves the socket, over the embedded store, says "ready", and stays.
 const (
 	childEnv  = "LOCALAPI_TEST_CHILD"
 	socketEnv = "LOCALAPI_TEST_SOCKET"
 	countEnv  = "LOCALAPI_TEST_COUNT" // of the flooder's streams
 	tryEnv    = "LOCALAPI_TEST_TRY"   // the resource that it tries
 	wireEnv   = "LOCALAPI_TEST_WIRE"  // what it speaks: gRPC, or lines
+	takeEnv   = "LOCALAPI_TEST_TAKE"  // the resource that the flooder takes first, on its first stream
+	stallEnv  = "LOCALAPI_TEST_STALL" // the sidecar's Limits.Stall
 )
 
 func child() {
@@ -47,6 +55,8 @@ func child() {
 		os.Exit(0)
 	case "flooder":
 		flood()
+	case "sidecar":
+		serveSidecar()
 	case "keeper":
 		_, _ = os.Stdout.WriteString("kept\n")
 	}
@@ -86,12 +96,20 @@ func flood() {
 		q.Request = &pb.SessionRequest_Acquire{Acquire: tryOnce(r)}
 	}
 	var sent atomic.Int64
-	for range n {
+	for i := range n {
 		st, err := c.Session(context.Background())
 		must(err)
 		_ = st.Send(&pb.SessionRequest{RequestId: "open", Request: &pb.SessionRequest_Open{Open: &pb.OpenSessionRequest{}}})
 		if _, err := st.Recv(); err != nil {
 			break // cut off
+		}
+		if r := os.Getenv(takeEnv); r != "" && i == 0 {
+			must(st.Send(&pb.SessionRequest{RequestId: "take", Request: &pb.SessionRequest_Acquire{Acquire: tryOnce(r)}}))
+			a, err := st.Recv()
+			must(err)
+			if a.GetGranted() == nil {
+				must(errors.New(a.String()))
+			}
 		}
 		go func() {
 			for st.Send(q) == nil {
@@ -105,13 +123,23 @@ func flood() {
 func floodLines(n int) {
 	line := `{"requestId":"` + strings.Repeat("k", 100) + `","release":{"lockId":"none"}}` + "\n"
 	var sent atomic.Int64
-	for range n {
+	for i := range n {
 		c, err := (&net.Dialer{}).Dial("unix", os.Getenv(socketEnv))
 		must(err)
 		_, err = io.WriteString(c, opening)
 		must(err)
-		_, err = c.Read(make([]byte, 1024))
+		in := bufio.NewReader(c)
+		_, err = in.ReadString('\n')
 		must(err)
+		if r := os.Getenv(takeEnv); r != "" && i == 0 {
+			_, err = io.WriteString(c, `{"requestId":"take","acquire":{"resource":"`+r+`","wait":"0s"}}`+"\n")
+			must(err)
+			a, err := in.ReadString('\n')
+			must(err)
+			if !strings.Contains(a, `"granted"`) {
+				must(errors.New(a))
+			}
+		}
 		go func() {
 			for {
 				if _, err := io.WriteString(c, line); err != nil {
@@ -122,6 +150,22 @@ func floodLines(n int) {
 		}()
 	}
 	sayStuck(&sent)
+}
+
+func serveSidecar() {
+	stall, err := time.ParseDuration(os.Getenv(stallEnv))
+	must(err)
+	m, err := session.New(session.Options{Backend: embedded.New(), Sidecar: "child", TTL: lock.MaxTTL})
+	must(err)
+	s := New(Options{Manager: m, Socket: os.Getenv(socketEnv), Limits: Limits{Stall: stall}})
+	go func() { must(m.Run(context.Background())) }()
+	go func() {
+		for <-s.Listening(); m.Ready() != nil; {
+			time.Sleep(time.Millisecond)
+		}
+		_, _ = os.Stdout.WriteString("ready\n")
+	}()
+	must(s.Run(context.Background()))
 }
 
 // sayStuck says so when no more is sent.

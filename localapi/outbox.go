@@ -19,6 +19,49 @@ const maxUnsent = 64
 // errStalled: the client has read nothing for long, though answers were due.
 var errStalled = errors.New("the client reads nothing")
 
+// stallSteps is in how many steps the time is counted that a client has. A sidecar that stands still itself, for however
+// long, counts that as one: when it goes on, it first finds out what its clients have read meanwhile.
+const stallSteps = 10
+
+// countdown calls a function when a time is over that is counted in stallSteps, unless it is stopped before.
+type countdown struct {
+	mu    sync.Mutex
+	timer *time.Timer
+	left  int // steps
+}
+
+func newCountdown(d time.Duration, f func()) *countdown {
+	c := &countdown{left: stallSteps}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timer = time.AfterFunc(d/stallSteps, func() {
+		if c.step(d / stallSteps) {
+			f()
+		}
+	})
+	return c
+}
+
+// step reports whether it was the last.
+func (c *countdown) step(next time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left == 0 { // stopped
+		return false
+	}
+	if c.left--; c.left > 0 {
+		c.timer.Reset(next)
+	}
+	return c.left == 0
+}
+
+func (c *countdown) stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = 0
+	c.timer.Stop()
+}
+
 // outbox sends the messages of one stream, in their order and by one goroutine at a
 // time. Who posts one while nobody sends becomes the sender, and sends what others post
 // meanwhile, for as long as they do. So a message costs no hop to a goroutine that
@@ -227,16 +270,20 @@ func (o *outbox) unsent() int {
 }
 
 // catchUp waits until few messages are unsent. errStalled: none was sent for as
-// long as patience. Else the cause of ctx.
+// long as patience, counted in stallSteps. Else the cause of ctx.
 func (o *outbox) catchUp(ctx context.Context, patience time.Duration) error {
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	for o.unsent() >= maxUnsent {
+	every := max(patience/stallSteps, 1)
+	step := time.NewTicker(every)
+	defer step.Stop()
+	for left := stallSteps; o.unsent() >= maxUnsent; {
 		select {
 		case <-o.read:
-			timer.Reset(patience)
-		case <-timer.C:
-			return errStalled
+			left = stallSteps
+			step.Reset(every)
+		case <-step.C:
+			if left--; left == 0 {
+				return errStalled
+			}
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -153,6 +153,23 @@ func TestOutboxCatchUp(t *testing.T) {
 	})
 }
 
+// The time of a client that reads nothing is over after all of its steps, unless somebody stops it.
+func TestCountdown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		over := make(chan time.Duration, 2)
+		newCountdown(10*time.Second, func() { over <- time.Since(began) })
+		stopped := newCountdown(10*time.Second, func() { over <- 0 })
+		time.Sleep(9500 * time.Millisecond)
+		stopped.stop()
+		stopped.stop()
+		time.Sleep(time.Minute)
+		if took := <-over; took != 10*time.Second || len(over) > 0 {
+			t.Errorf("over after %v, and %d more", took, len(over))
+		}
+	})
+}
+
 // Where something is always due, because the client is slower than its requests,
 // what brings the news is not kept by the sending, and what was sent is forgotten.
 func TestOutboxAlwaysBehind(t *testing.T) {

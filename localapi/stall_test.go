@@ -36,22 +36,29 @@ func used() int {
 
 // flooder starts an app that asks much on many streams and reads nothing. It
 // returns when no more goes in.
-func (s *sidecar) flooder(t *testing.T, w wireName, streams int, try string) {
+func (s *sidecar) flooder(t *testing.T, w wireName, streams int, try string, env ...string) *exec.Cmd {
 	t.Helper()
-	app := exec.Command("/proc/self/exe")
-	app.Env = append(os.Environ(), childEnv+"=flooder", socketEnv+"="+s.socket, countEnv+"="+strconv.Itoa(streams), tryEnv+"="+try, wireEnv+"="+string(w))
-	app.Stderr = os.Stderr
-	out, err := app.StdoutPipe()
+	return process(t, "stuck", append(env, childEnv+"=flooder", socketEnv+"="+s.socket, countEnv+"="+strconv.Itoa(streams), tryEnv+"="+try, wireEnv+"="+string(w))...)
+}
+
+// process starts this program as something else, see childEnv, and returns when it has said so.
+func process(t *testing.T, says string, env ...string) *exec.Cmd {
+	t.Helper()
+	p := exec.Command("/proc/self/exe")
+	p.Env = append(os.Environ(), env...)
+	p.Stderr = os.Stderr
+	out, err := p.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := app.Start(); err != nil {
+	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _, _ = app.Process.Kill(), app.Wait() })
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "stuck\n" {
+	t.Cleanup(func() { _, _ = p.Process.Kill(), p.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != says+"\n" {
 		t.Fatalf("%q %v", line, err)
 	}
+	return p
 }
 
 // A stream that asks and reads nothing costs a bounded amount of memory.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
@@ -45,7 +44,7 @@ type owed struct {
 	counted *unread
 	conn    *conn
 	size    int
-	late    *time.Timer
+	late    *countdown
 }
 
 // take counts an answer. *session.LimitError: too much is unread.
@@ -92,7 +91,7 @@ func (s *Server) owe(c *conn, a any) (any, error) {
 	if err := s.unread.take(c, size); err != nil {
 		return nil, err
 	}
-	return &owed{Message: m, counted: s.unread, conn: c, size: size, late: time.AfterFunc(s.o.Limits.Stall, func() { s.cutOff(c) })}, nil
+	return &owed{Message: m, counted: s.unread, conn: c, size: size, late: newCountdown(s.o.Limits.Stall, func() { s.cutOff(c) })}, nil
 }
 
 // cutOff closes a connection whose client reads nothing.
@@ -110,7 +109,7 @@ func (o *owed) Get(n int) *[]byte { b := make([]byte, n); return &b }
 
 // Put is called when the answer was written, or will never be.
 func (o *owed) Put(*[]byte) {
-	o.late.Stop()
+	o.late.stop()
 	o.counted.mu.Lock()
 	defer o.counted.mu.Unlock()
 	o.counted.owes(o.conn, -o.size)

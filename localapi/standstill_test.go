@@ -1,0 +1,153 @@
+package localapi
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+)
+
+// freezable is a sidecar that is a process of its own.
+func freezable(t *testing.T, stall time.Duration) (*sidecar, *exec.Cmd) {
+	t.Helper()
+	s := &sidecar{socket: filepath.Join(socketDir(t), "s.sock")}
+	p := process(t, "ready", childEnv+"=sidecar", socketEnv+"="+s.socket, stallEnv+"="+stall.String())
+	return s, p
+}
+
+// standsStill stops a process for so long.
+func standsStill(t *testing.T, p *exec.Cmd, d time.Duration) {
+	t.Helper()
+	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "stopped", func() bool {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(p.Process.Pid) + "/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return strings.HasPrefix(state, "T")
+	})
+	time.Sleep(d)
+	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStandstillOfTheSidecar: a sidecar that stands still itself, for longer than a client may take to read, cuts nobody off.
+func TestStandstillOfTheSidecar(t *testing.T) { overEachWire(t, testStandstillOfTheSidecar) }
+
+func testStandstillOfTheSidecar(t *testing.T, w wireName) {
+	const (
+		stall = 4 * time.Second
+		many  = 20_000 // requests: their answers are more than is on the way to a client
+	)
+	for tries := 0; ; tries++ {
+		s, p := freezable(t, stall)
+		x := s.stream(t, s.streams(t, w), &pb.OpenSessionRequest{})
+		x.acquire("l", tryOnce("r"))
+		lockID := x.answer("l").GetGranted().GetLockId()
+		began := time.Now()
+		sent := make(chan error, 1)
+		go func() {
+			var err error
+			for i := 0; i < many && err == nil; i++ {
+				err = x.Send(&pb.SessionRequest{RequestId: strconv.Itoa(i), Request: &pb.SessionRequest_Release{Release: &pb.ReleaseRequest{LockId: "none"}}})
+			}
+			sent <- err
+		}()
+		time.Sleep(stall / 8) // until it stands there, on a machine that is not busy
+		read := make(chan error, 1)
+		stopped := make(chan struct{})
+		go func() {
+			<-stopped
+			read <- readAll(x, many)
+		}()
+		if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		late := time.Since(began) > stall/2
+		close(stopped)
+		standsStill(t, p, stall+stall/4)
+		if late && tries < 5 { // the client may have read nothing for too long before
+			x.cancel()
+			<-sent
+			<-read
+			continue
+		}
+		if err := within(t, read); err != nil {
+			t.Fatalf("the client was cut off: %v", err)
+		}
+		if err := within(t, sent); err != nil {
+			t.Fatal(err)
+		}
+		if a := x.release("last", lockID); a.GetReleased() == nil {
+			t.Errorf("the lock is lost: %v", a)
+		}
+		return
+	}
+}
+
+// readAll reads so many answers.
+func readAll(x *stream, n int) error {
+	for n > 0 {
+		a, err := x.Recv()
+		if err != nil {
+			return err
+		}
+		if a.GetEvent() == nil {
+			n--
+		}
+	}
+	return nil
+}
+
+// TestStandstillOfTheSidecarWithALargeAnswer: that one does not cost a client its connection either, with all its locks.
+func TestStandstillOfTheSidecarWithALargeAnswer(t *testing.T) {
+	const stall = 4 * time.Second
+	for tries := 0; ; tries++ {
+		s, p := freezable(t, stall)
+		y := s.stream(t, s.api(t), &pb.OpenSessionRequest{Name: strings.Repeat("n", 128), Metadata: map[string]string{"k": strings.Repeat("v", 900)}})
+		for i := range 1000 {
+			id := strconv.Itoa(i)
+			y.acquire(id, &pb.AcquireRequest{Resource: "many/" + id})
+			y.answer(id)
+		}
+		cc := s.dialGRPC(t, grpc.WithStaticConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10))
+		x := s.stream(t, pb.NewLockSidecarClient(cc), &pb.OpenSessionRequest{})
+		x.acquire("l", tryOnce("r"))
+		lockID := x.answer("l").GetGranted().GetLockId()
+		began := time.Now()
+		st := listing(t, cc)
+		if _, err := st.Header(); err != nil { // it is on its way
+			t.Fatal(err)
+		}
+		if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		late := time.Since(began) > stall/2
+		read := make(chan error, 1)
+		go func() { read <- st.RecvMsg(&pb.ListLocksResponse{}) }()
+		standsStill(t, p, stall+stall/4)
+		err := within(t, read)
+		if late && tries < 5 {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("the client was cut off: %v", err)
+		}
+		if a := x.release("last", lockID); a.GetReleased() == nil {
+			t.Errorf("the lock is lost: %v", a)
+		}
+		return
+	}
+}
