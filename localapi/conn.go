@@ -40,6 +40,7 @@ type conn struct {
 
 	mu     sync.Mutex
 	closed bool
+	cut    bool               // closed because the client does not read
 	hungUp bool               // the client sends no more, and reads no more as far as we know
 	cancel context.CancelFunc // ends the calls; nil: there were none
 	ignore func()             // ends the watch for a hang-up; nil: there is none
@@ -68,13 +69,18 @@ func (c *conn) Write(b []byte) (int, error) {
 
 // Close closes the connection and ends its HTTP calls. Both protocol servers call
 // it more than once.
-func (c *conn) Close() error {
+func (c *conn) Close() error { return c.close(false) }
+
+// cutOff is Close because the client does not read, see partingFrom.
+func (c *conn) cutOff() error { return c.close(true) }
+
+func (c *conn) close(cut bool) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
 		return net.ErrClosed
 	}
-	c.closed = true
+	c.closed, c.cut = true, cut
 	cancel, ignore := c.cancel, c.ignore
 	c.mu.Unlock()
 	if ignore != nil {
@@ -88,6 +94,12 @@ func (c *conn) Close() error {
 	c.places.free(c)
 	c.counted.forget(c)
 	return err
+}
+
+func (c *conn) isCutOff() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cut
 }
 
 // listenForHangUp ends the calls when the client hangs up. net/http alone

@@ -77,6 +77,7 @@ type Server struct {
 	watches   *shared
 	unread    *unread
 	standing  atomic.Int32 // streams whose client does not read
+	watched   atomic.Int32 // processes of clients that were cut off
 	listening chan struct{}
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
 	running   sync.WaitGroup // what Run waits for

@@ -71,6 +71,9 @@ type sessionStream struct {
 	out    *outbox
 	turn   atomic.Uint64 // odd while the receiver carries out a request, one more each time
 
+	part  func(stood time.Duration) // ends sess
+	stood atomic.Int64              // how long the client had read nothing when the receiver stopped for that; 0: it did not
+
 	received chan error // why the receiver has stopped
 
 	mu       sync.Mutex
@@ -293,7 +296,11 @@ func (t *sessionStream) standStill() error {
 	if t.standing.Add(1) > maxStanding {
 		patience = min(patience, shortStall)
 	}
-	return t.out.catchUp(t.ctx, patience)
+	err := t.out.catchUp(t.ctx, patience)
+	if errors.Is(err, errStalled) {
+		t.stood.Store(int64(patience))
+	}
+	return err
 }
 
 func (t *sessionStream) open() error {
@@ -313,6 +320,7 @@ func (t *sessionStream) open() error {
 	if t.sess, err = t.service.open(t.traced, o, session.Stream); err != nil {
 		return &refused{q.GetRequestId(), err}
 	}
+	t.part = t.partingFrom(t.ctx, t.sess)
 	return t.out.deliver(t.ctx, &pb.SessionResponse{
 		RequestId: q.GetRequestId(),
 		Response:  &pb.SessionResponse_Opened{Opened: t.opened(t.sess, now)},
@@ -330,6 +338,6 @@ func (t *sessionStream) end() {
 	t.ended = true
 	t.mu.Unlock()
 	if t.sess != nil { // nil: it was not opened
-		t.sess.Close()
+		t.part(time.Duration(t.stood.Load()))
 	}
 }

@@ -118,7 +118,8 @@ func TestStalledStreamEnds(t *testing.T) { overEachWire(t, testStalledStreamEnds
 
 func testStalledStreamEnds(t *testing.T, w wireName) {
 	var out logLines
-	s := start(t, func(_ *session.Options, o *Options) {
+	s := start(t, func(so *session.Options, o *Options) {
+		so.TTL = time.Second // so long, from its last news, others are kept out of its locks
 		o.Limits.Stall = 100 * time.Millisecond
 		o.Logger = hclog.New(&hclog.LoggerOptions{Output: &out})
 	})

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
+	"github.com/locksidecar/locksidecar/lock"
+	"github.com/locksidecar/locksidecar/session"
 )
 
 // freezable is a sidecar that is a process of its own.
@@ -149,5 +151,62 @@ func TestStandstillOfTheSidecarWithALargeAnswer(t *testing.T) {
 			t.Errorf("the lock is lost: %v", a)
 		}
 		return
+	}
+}
+
+// TestLocksOfAClientThatWasCutOff: it was told that it can rely on them, and may be frozen. So nobody else has them before that time is
+// over, or its process has ended.
+func TestLocksOfAClientThatWasCutOff(t *testing.T) { overEachWire(t, testLocksOfAClientThatWasCutOff) }
+
+func testLocksOfAClientThatWasCutOff(t *testing.T, w wireName) {
+	var out logLines
+	s := start(t, logTo(&out), func(so *session.Options, o *Options) {
+		so.TTL = lock.MaxTTL
+		o.Limits.Stall = 500 * time.Millisecond
+	})
+	app := s.flooder(t, w, 1, "", takeEnv+"=r")
+	eventually(t, "cut off", func() bool { return strings.Contains(out.String(), "[WARN]  stream ended: its client reads nothing") })
+	x := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	if x.gets(t, "r") {
+		t.Fatal("another has the lock, though the first was told that it can rely on it for minutes")
+	}
+	if err := app.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "granted", func() bool { return x.gets(t, "r") })
+}
+
+// gets tries several times: what is released in the background is free a moment later.
+func (x *stream) gets(t *testing.T, resource string) bool {
+	t.Helper()
+	for i := range 10 {
+		id := "try " + strconv.Itoa(i)
+		x.acquire(id, tryOnce(resource))
+		if x.answer(id).GetGranted() != nil {
+			return true
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return false
+}
+
+// TestLocksOfAConnectionThatWasCutOff: the same where it is not the stream that was not read.
+func TestLocksOfAConnectionThatWasCutOff(t *testing.T) {
+	s := large(t, 500*time.Millisecond)
+	other := s.stream(t, s.api(t), &pb.OpenSessionRequest{})
+	other.acquire("1", tryOnce("w"))
+	other.answer("1")
+	cc := s.dialGRPC(t, grpc.WithStaticConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10))
+	x := s.stream(t, pb.NewLockSidecarClient(cc), &pb.OpenSessionRequest{})
+	x.acquire("1", tryOnce("r"))
+	if x.answer("1").GetGranted() == nil {
+		t.Fatal("not granted")
+	}
+	x.acquire("2", &pb.AcquireRequest{Resource: "w"})
+	eventually(t, "waiting", func() bool { return s.manager.Info().Waiters == 1 })
+	listing(t, cc)
+	eventually(t, "cut off", func() bool { return s.manager.Info().Waiters == 0 })
+	if other.gets(t, "r") {
+		t.Error("another has the lock, though the first was told that it can rely on it for minutes")
 	}
 }

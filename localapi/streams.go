@@ -36,7 +36,7 @@ func (s *service) hold(ctx context.Context, q *pb.AcquireRequest, send func(*pb.
 	if err != nil {
 		return err
 	}
-	defer sess.Close()
+	defer s.partingFrom(ctx, sess)(0)
 	g, err := s.acquire(ctx, sess, r)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (s *service) stream(ctx context.Context, q *pb.OpenSessionRequest, send fun
 	if err != nil {
 		return err
 	}
-	defer sess.Close()
+	defer s.partingFrom(ctx, sess)(0)
 	if err := send(&pb.Event{Event: &pb.Event_Opened{Opened: s.opened(sess, now)}}); err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (s *Server) stalled(ctx context.Context) {
 		return
 	}
 	if c.stalls.Add(1) > maxStalls {
-		_ = c.Close()
+		_ = c.cutOff()
 	}
 	s.aside(c.who(), func() {
 		s.o.Logger.Warn("stream ended: its client reads nothing though answers are due", c.whois()...)

@@ -96,7 +96,7 @@ func (s *Server) owe(c *conn, a any) (any, error) {
 
 // cutOff closes a connection whose client reads nothing.
 func (s *Server) cutOff(c *conn) {
-	if c.Close() != nil { // it was closed before
+	if c.cutOff() != nil { // it was closed before
 		return
 	}
 	s.aside(c.who(), func() {

@@ -146,3 +146,35 @@ func TestARestEndsWithTheWatch(t *testing.T) {
 		}
 	})
 }
+
+// TestEndAt: an app that cannot be told is relied on until that moment, and no longer than its process lives.
+func TestEndAt(t *testing.T) {
+	const later = 3 * time.Second
+	for name, c := range map[string]struct {
+		then func(*Session)
+		want time.Duration
+	}{
+		"in time":              {func(*Session) {}, later},
+		"said once more":       {func(s *Session) { EndAt(s, time.Hour) }, later},
+		"its process has gone": {func(s *Session) { s.Close() }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar()
+				s, other := sc.session(), sc.session()
+				must(t, s, exclusive)
+				began := e.now()
+				EndAt(s, began+later)
+				if _, err := s.Acquire(t.Context(), exclusive); !errors.Is(err, ErrSessionClosed) {
+					t.Errorf("it goes on: %v", err)
+				}
+				c.then(s)
+				must(t, other, exclusive)
+				if took := e.now() - began; took < c.want || took > c.want+patience {
+					t.Errorf("others have it after %v, want %v", took, c.want)
+				}
+				<-s.Done()
+			})
+		})
+	}
+}

@@ -184,6 +184,12 @@ func (s *Session) Close() {
 	recount(s)
 }
 
+// EndAt ends a session whose app cannot be told, because it does not read, and which may rely on its holds until that moment on
+// Options.Clock: others are kept out until then, or until Close.
+func EndAt(s *Session, at time.Duration) {
+	s.change(func(l *ledger.Ledger) { l.WindUntil(SessionExpired, at) })
+}
+
 // change lets f tell the ledger something.
 func (s *Session) change(f func(*ledger.Ledger)) {
 	s.enter()

@@ -321,15 +321,18 @@ func (l *Ledger) Refuse() {
 // Wind ends a session whose app may still work: its holds are lost, but others
 // are kept out until the app has released them or the grace is over. Those that
 // were lost before keep their graces, as far as these are not longer.
-func (l *Ledger) Wind(reason LostReason) {
+func (l *Ledger) Wind(reason LostReason) { l.WindUntil(reason, l.at.Now+l.o.LostGrace) }
+
+// WindUntil is Wind with another end of the graces.
+func (l *Ledger) WindUntil(reason LostReason, end time.Duration) {
 	if l.state != Open {
 		return
 	}
 	l.state = Ending
 	l.Refuse()
-	l.hasten(l.at.Now + l.o.LostGrace)
+	l.hasten(end)
 	for _, h := range l.asks {
-		l.lose(h, reason, l.at.Now+l.o.LostGrace)
+		l.lose(h, reason, end)
 	}
 	l.closeIfDone()
 }
