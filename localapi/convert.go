@@ -224,7 +224,7 @@ func timesOf(a *pb.SessionResponse) (good, countedAt *durationpb.Duration) {
 	return nil, nil
 }
 
-// endsOf gives when an attached hold ends; nil: it is not one.
+// endsOf gives when a hold ends by itself; nil: it does not.
 func endsOf(a *pb.SessionResponse) *durationpb.Duration {
 	switch r := a.GetResponse().(type) {
 	case *pb.SessionResponse_Granted:

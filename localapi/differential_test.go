@@ -197,13 +197,13 @@ func timesIn(m proto.Message) []**durationpb.Duration {
 		switch r := m.GetResponse().(type) {
 		case *pb.SessionResponse_Granted:
 			r.Granted.CountedAt = nil
-			return []**durationpb.Duration{&r.Granted.ValidFor}
+			return []**durationpb.Duration{&r.Granted.ValidFor, &r.Granted.EndsIn}
 		case *pb.SessionResponse_Downgraded:
 			r.Downgraded.CountedAt = nil
 			return []**durationpb.Duration{&r.Downgraded.ValidFor}
 		case *pb.SessionResponse_Extended:
 			r.Extended.CountedAt = nil
-			return []**durationpb.Duration{&r.Extended.ValidFor}
+			return []**durationpb.Duration{&r.Extended.ValidFor, &r.Extended.EndsIn}
 		case *pb.SessionResponse_KeptAlive:
 			return []**durationpb.Duration{&r.KeptAlive.ValidFor}
 		}

@@ -105,9 +105,9 @@ func (w *writer) event(e *pb.Event) bool {
 	return true
 }
 
-// grant leaves what is done once, and what is attached, to protojson.
+// grant leaves what is done once to protojson.
 func (w *writer) grant(g *pb.Grant) bool {
-	if g != nil && (g.Attempt != nil || g.Previous != nil || g.OutcomeGuard != nil || g.EndsIn != nil) {
+	if g != nil && (g.Attempt != nil || g.Previous != nil || g.OutcomeGuard != nil) {
 		return false
 	}
 	w.begin()
@@ -125,6 +125,7 @@ func (w *writer) grant(g *pb.Grant) bool {
 		w.name("slot")
 		w.number(g.GetSlot())
 	}
+	w.optionalDuration("endsIn", g.GetEndsIn())
 	w.name("parts")
 	w.b = append(w.b, '[')
 	for _, p := range g.GetParts() {

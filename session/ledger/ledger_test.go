@@ -191,8 +191,8 @@ func TestMaxHoldOfWhoGaveUp(t *testing.T) {
 	follower, _ := wait(t, l, with(reentrant, func(a *Ask) { a.MaxHold = 5 * time.Second }))
 	l.Gone(leader, context.Canceled)
 	l.Answered(h, h.ID(), lease, lock.Grant{}, nil)
-	if !ready(follower) || follower.Grant.Until != 5*time.Second || follower.Grant.Count != 1 {
-		t.Errorf("grant %+v, want for 5s", follower.Grant)
+	if g := follower.Grant; !ready(follower) || g.Until != 5*time.Second || g.End != 5*time.Second || g.Count != 1 {
+		t.Errorf("grant %+v, want for 5s", g)
 	}
 	if l.Next() != 5*time.Second {
 		t.Errorf("next look at %v", l.Next())

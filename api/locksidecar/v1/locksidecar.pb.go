@@ -1509,8 +1509,8 @@ type Grant struct {
 	// Only of a PERMIT: which of them it is, 0 to limit-1. No two that are held at the same
 	// time have the same.
 	Slot *int32 `protobuf:"varint,12,opt,name=slot,proto3,oneof" json:"slot,omitempty"`
-	// Only of a hold that was attached: the time of its handle is over in so long, counted
-	// as valid_for. News of the lease do not change that.
+	// Only of a hold that has an end of its own, by max_hold, or that was attached: in so long that end
+	// is there, or the time of its handle is over, counted as valid_for. News of the lease do not change that.
 	EndsIn *durationpb.Duration `protobuf:"bytes,13,opt,name=ends_in,json=endsIn,proto3" json:"ends_in,omitempty"`
 	// Of a request for several resources, in byte order; then resource, fence and guard
 	// above are empty.
