@@ -26,14 +26,17 @@ import (
 //
 // A mark that stood there while another server still answered is in doubt: what that one has granted this server
 // does not know, and nobody else here waits for it. So whoever comes from there has the mark replaced by
-// a new one, and all wait.
+// a new one, and all wait. How old the mark is for that the server's clock says, too: where it errs, all wait once
+// for nothing.
 type past struct {
 	version atomic.Uint64 // counts the marks that were seen, and the presences
 
 	mu    sync.Mutex
 	mark  string
 	by    *presence     // that has shown it
+	stamp int64         // of the mark, see seen
 	since time.Duration // on the backend's clock
+	came  time.Duration // on the backend's clock, when the mark was seen first
 	known time.Duration // how old the store knows the mark to be
 	told  time.Duration // on the backend's clock, when it was last to be told
 	asked time.Duration // on the backend's clock, when the last request was sent that was answered
@@ -43,25 +46,34 @@ type past struct {
 
 // seen is what an answer shows of a bucket's mark.
 type seen struct {
-	mark string
-	by   *presence
-	age  time.Duration // how old the mark is at least, as the store knows; 0: it does not, or does not say
-	sent time.Duration // on the backend's clock, when that was asked
+	mark  string
+	stamp int64 // since when, by the server's clock; that of the next mark of a process is larger, unless the clock was set
+	by    *presence
+	age   time.Duration // how old the mark is at least, as the store knows; 0: it does not, or does not say
+	clock time.Duration // how old it is by the server's clock, which may have been set since; negative: it was set back, or it is not said
+	sent  time.Duration // on the backend's clock, when that was asked
 }
 
 // saw takes note of the bucket's mark.
 func (p *past) saw(s seen, now time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.mark != p.mark && p.mark != "" {
+	same := s.mark == p.mark
+	switch {
+	case p.mark == "":
+	case !same && s.by == p.by && s.sent < p.came && s.stamp < p.stamp:
+		return // the answer is of before the mark was replaced, and comes late
+	case !same:
 		p.other, p.doubt = p.asked, false
+	case s.by.passedAnother(p.by):
+		p.other, p.doubt = 0, true
 	}
 	p.asked = max(p.asked, s.sent)
-	if p.other != 0 && s.age > 0 {
-		p.other, p.doubt = 0, stoodThere(s.age, now-p.other)
+	if p.other != 0 && (s.age > 0 || s.clock >= 0) {
+		p.other, p.doubt = 0, stoodThere(max(s.age, s.clock), now-p.other)
 	}
 	switch {
-	case s.mark == p.mark && s.by == p.by:
+	case same && s.by == p.by:
 		p.known = max(p.known, s.age)
 		return
 	case p.mark == "":
@@ -69,7 +81,10 @@ func (p *past) saw(s seen, now time.Duration) {
 	default:
 		p.since = now
 	}
-	p.mark, p.by, p.known, p.told = s.mark, s.by, s.age, p.since
+	if !same {
+		p.came = now
+	}
+	p.mark, p.stamp, p.by, p.known, p.told = s.mark, s.stamp, s.by, s.age, p.since
 	p.version.Add(1)
 }
 

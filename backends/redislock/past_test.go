@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"strconv"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ func TestPast(t *testing.T) {
 			if i == len(c.marks)-1 {
 				by = c.by
 			}
-			p.saw(seen{m, by, c.age, now}, now)
+			p.saw(seen{mark: m, by: by, age: c.age, clock: -1, sent: now}, now)
 		}
 		if left, _ := p.left(grace, now); left != c.want {
 			t.Errorf("%s: %s are left, want %s", c.name, left, c.want)
@@ -55,7 +56,9 @@ func TestPastIsTold(t *testing.T) {
 		}
 	}
 	tell(0, false) // no mark
-	saw := func(mark string, age, at time.Duration) { p.saw(seen{mark, by, age, at}, at) }
+	saw := func(mark string, age, at time.Duration) {
+		p.saw(seen{mark: mark, by: by, age: age, clock: -1, sent: at}, at)
+	}
 	saw("a", 4*time.Second, now)
 	tell(6*time.Second-1, false)
 	tell(10*time.Second, true)
@@ -90,36 +93,105 @@ func TestPastDoubts(t *testing.T) {
 	const start = time.Hour
 	at := func(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 	type look struct {
-		mark    string
-		age, at float64 // seconds
+		mark           string
+		age, at, clock float64 // seconds
 	}
 	for _, c := range []struct {
 		name  string
 		looks []look
 		want  bool
 	}{
-		{"a first mark", []look{{"a", 3600, 0}}, false},
-		{"the same mark", []look{{"a", 1, 0}, {"a", 3600, 2}}, false},
-		{"an old server", []look{{"a", 0, 0}, {"b", 0, 100}, {"a", 12, 105}}, true},
-		{"an old server that was never seen", []look{{"a", 0, 100}, {"b", 12, 105}}, true},
-		{"a heartbeat does not say how old it is", []look{{"a", 0, 100}, {"b", 0, 105}, {"b", 12, 105.1}}, true},
-		{"for as long as a lease can live", []look{{"a", 0, 100}, {"b", 10, 109}}, true},
-		{"clocks of different speed", []look{{"a", 0, 0}, {"b", 86410, 86400}}, false},
-		{"the last answer counts", []look{{"a", 0, 100}, {"a", 0, 108}, {"b", 11, 111}}, true},
-		{"a failover", []look{{"a", 0, 100}, {"b", 4, 105}}, false},
-		{"somebody comes late after it", []look{{"a", 0, 100}, {"b", 20, 125}}, false},
-		{"it is told later that it is old", []look{{"a", 0, 100}, {"b", 4, 105}, {"b", 3600, 106}}, false},
-		{"it was replaced", []look{{"a", 0, 100}, {"b", 12, 105}, {"c", 0, 105.1}, {"c", 1, 106.1}}, false},
+		{"a first mark", []look{{"a", 3600, 0, -1}}, false},
+		{"the same mark", []look{{"a", 1, 0, -1}, {"a", 3600, 2, -1}}, false},
+		{"an old server", []look{{"a", 0, 0, -1}, {"b", 0, 100, -1}, {"a", 12, 105, -1}}, true},
+		{"an old server that was never seen", []look{{"a", 0, 100, -1}, {"b", 12, 105, -1}}, true},
+		{"a heartbeat does not say how old it is", []look{{"a", 0, 100, -1}, {"b", 0, 105, -1}, {"b", 12, 105.1, -1}}, true},
+		{"for as long as a lease can live", []look{{"a", 0, 100, -1}, {"b", 10, 109, -1}}, true},
+		{"clocks of different speed", []look{{"a", 0, 0, -1}, {"b", 86410, 86400, -1}}, false},
+		{"the last answer counts", []look{{"a", 0, 100, -1}, {"a", 0, 108, -1}, {"b", 11, 111, -1}}, true},
+		{"a failover", []look{{"a", 0, 100, -1}, {"b", 4, 105, -1}}, false},
+		{"somebody comes late after it", []look{{"a", 0, 100, -1}, {"b", 20, 125, -1}}, false},
+		{"it is told later that it is old", []look{{"a", 0, 100, -1}, {"b", 4, 105, -1}, {"b", 3600, 106, -1}}, false},
+		{"it was replaced", []look{{"a", 0, 100, -1}, {"b", 12, 105, -1}, {"c", 0, 105.1, -1}, {"c", 1, 106.1, -1}}, false},
+		{"a young server whose age nobody has told", []look{{"a", 0, 100, -1}, {"b", 0, 105, -1}, {"b", 0, 105.1, 7}}, true},
+		{"whose age was told once", []look{{"a", 0, 100, -1}, {"b", 1, 105, 7}}, true},
+		{"whose age was told for as long as that matters", []look{{"a", 0, 0, -1}, {"b", 640, 900, 3600}}, true},
+		{"somebody comes late after a failover, by the server's clock", []look{{"a", 0, 100, -1}, {"b", 20, 125, 24}}, false},
+		{"the server's clock was set back", []look{{"a", 0, 100, -1}, {"b", 12, 105, -3600}}, true},
+		{"who comes first, and then the server's clock is set", []look{{"a", 0, 100, -1}, {"b", 0, 105, 0}, {"b", 0, 106, 3600}}, false},
 	} {
 		var p past
 		for _, l := range c.looks {
 			sent := start + at(l.at)
-			p.saw(seen{l.mark, &presence{}, at(l.age), sent}, sent)
+			p.saw(seen{mark: l.mark, by: &presence{}, age: at(l.age), clock: at(l.clock), sent: sent}, sent)
 		}
 		if p.doubted() != c.want {
 			t.Errorf("%s: in doubt %v, want %v", c.name, p.doubted(), c.want)
 		}
 	}
+}
+
+// The road led to another master and back, of which nothing was learned there. So the mark stood there while that one was
+// at work. Where it was a replica, there was nothing to be granted.
+func TestPastDoubtsAfterAnotherMaster(t *testing.T) {
+	for _, c := range []struct {
+		roles []string
+		want  bool
+	}{
+		{[]string{"master", "master", "master"}, true},
+		{[]string{"master", "slave", "master"}, false},
+		{[]string{"master"}, false},
+	} {
+		var p past
+		r, other := newRoad(nil), newRoad(nil)
+		look := func(r *road) { p.saw(seen{mark: "a", by: r.current.Load(), clock: -1, sent: time.Hour}, time.Hour) }
+		for i, role := range c.roles {
+			if err := r.found(nil, map[string]string{"run_id": strconv.Itoa(i % 2), "role": role}); err != nil {
+				t.Fatal(err)
+			}
+			if err := other.found(nil, map[string]string{"run_id": strconv.Itoa(i % 2), "role": role}); err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				look(r)
+			}
+		}
+		look(r)
+		if p.doubted() != c.want {
+			t.Errorf("%v: in doubt %v, want %v", c.roles, p.doubted(), c.want)
+		}
+		var same past // by another address
+		same.saw(seen{mark: "a", by: &presence{road: r}, clock: -1}, time.Hour)
+		same.saw(seen{mark: "a", by: other.current.Load(), clock: -1}, time.Hour)
+		if same.doubted() {
+			t.Errorf("%v: in doubt by another road", c.roles)
+		}
+	}
+}
+
+// An answer of before the mark was replaced that comes late changes nothing: the grace runs on.
+func TestPastHearsALateAnswer(t *testing.T) {
+	const grace, start, second = 10 * time.Second, time.Hour, time.Second
+	by := &presence{}
+	p := past{}
+	saw := func(mark string, stamp int64, sent, now time.Duration) {
+		p.saw(seen{mark: mark, stamp: stamp, by: by, clock: -1, sent: start + sent}, start+now)
+	}
+	want := func(at time.Duration, mark string, left time.Duration) {
+		t.Helper()
+		is, _, _ := p.counted(start + at)
+		if got, _ := p.left(grace, start+at); is != mark || got != left {
+			t.Errorf("after %s: %q with %s left, want %q with %s", at, is, got, mark, left)
+		}
+	}
+	saw("a", 1, 0, 0)
+	saw("b", 7, 7*second, 8*second) // replaced
+	saw("a", 1, 6*second, 9*second)
+	want(9*second, "b", 9*second)
+	saw("b", 7, 11*second, 12*second)
+	want(12*second, "b", 6*second)
+	saw("c", 3, 13*second, 14*second) // the data was lost, and the clock was set back
+	want(14*second, "c", grace)
 }
 
 // A process that was promoted may have lost what it knew; one whose last replica is

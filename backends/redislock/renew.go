@@ -125,7 +125,7 @@ func (d *driver) renewed1(ctx context.Context, s *slot, r reply, sent time.Durat
 	if len(fields) != 6 {
 		return fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
 	}
-	by, err := d.b.look(s.index, r, "0", sent)
+	by, err := d.b.look(s.index, r, "0", "-1", sent)
 	if err != nil {
 		return err
 	}

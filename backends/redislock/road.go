@@ -40,7 +40,16 @@ type road struct {
 
 // presence is one server process for as long as it is at the end of a road. The
 // process that comes back after another one is another presence.
-type presence struct{ run string }
+type presence struct {
+	run     string
+	road    *road
+	masters int // how many were at the end of the road so far, with this one
+}
+
+// passedAnother tells that another master was at the end of the road between before and p.
+func (p *presence) passedAnother(before *presence) bool {
+	return p.road == before.road && p.masters-before.masters > 1
+}
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
@@ -253,10 +262,15 @@ func (r *road) found(c *conn, info map[string]string) error {
 	if now != nil && now.run == run {
 		return nil
 	}
+	next := &presence{run: run, road: r}
 	if now != nil { // else nothing was sent on the others yet: each finds out for itself
 		r.cutAllBut(c)
+		next.masters = now.masters
 	}
-	r.current.Store(&presence{run: run})
+	if info["role"] == "master" { // a replica grants nothing
+		next.masters++
+	}
+	r.current.Store(next)
 	return nil
 }
 

@@ -142,7 +142,7 @@ func TestScriptsFlagForcedReleases(t *testing.T) {
 func TestScriptsOpenALease(t *testing.T) {
 	s := newStill(t)
 	look := func() string {
-		return s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0)
+		return noClock(s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0))
 	}
 	s.want(look(), "[f00d 0 T 0 1]")
 	s.has("leases", "")
@@ -184,25 +184,27 @@ func TestScriptsEndALeaseOfTheFuture(t *testing.T) {
 	s.has("leases", "aa=0, dead=0, bb=T-86390s")
 }
 
-// How old the mark is at least, sidecars have counted, and not the server's clock.
+// How old the mark is at least, sidecars have counted, and not the server's clock. That is told beside it.
 func TestScriptsCountTheMark(t *testing.T) {
 	s := newStill(t)
 	look := func(run string, at, age int64) string {
 		return s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0, fmt.Sprintf("%s %d", run, epoch+at), age)
 	}
-	s.want(s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0, "", 7*second), "[f00d 0 T 0 1]")
+	s.want(s.run(scriptOpen, []string{s.k.leases, s.k.leases}, "", 0, "", 7*second), "[f00d 0 T 0 1 0]")
 	s.at(3600 * second)
 	s.want(s.open("aa"), "[f00d 0 T 0 1]")
-	s.want(look("f00d", 0, 2*second), "[f00d 0 T 2000000 1]")
-	s.want(look("f00d", 0, second), "[f00d 0 T 2000000 1]") // another one has seen it later
-	s.want(look("beef", 0, 3*second), "[f00d 0 T 2000000 1]")
-	s.want(look("f00d", 1, 3*second), "[f00d 0 T 2000000 1]")
-	s.want(look("f00d", 0, 600*second), "[f00d 0 T 600000000 1]")
+	s.want(look("f00d", 0, 2*second), "[f00d 0 T 2000000 1 3600000000]")
+	s.want(look("f00d", 0, second), "[f00d 0 T 2000000 1 3600000000]") // another one has seen it later
+	s.want(look("beef", 0, 3*second), "[f00d 0 T 2000000 1 3600000000]")
+	s.want(look("f00d", 1, 3*second), "[f00d 0 T 2000000 1 3600000000]")
+	s.want(look("f00d", 0, 600*second), "[f00d 0 T 600000000 1 3600000000]")
 	s.want(s.open("aa"), "[f00d 0 T 600000000 1]")
 	s.want(s.beat("aa"), "[f00d 0 T 0 [] ]")
 	s.is("f00d", "0ab") // promoted
-	s.want(look("f00d", 0, 600*second), "[f00d 0ab T+3600s 0 1]")
-	s.want(look("f00d", 3600*second, second), "[f00d 0ab T+3600s 1000000 1]")
+	s.want(look("f00d", 0, 600*second), "[f00d 0ab T+3600s 0 1 0]")
+	s.want(look("f00d", 3600*second, second), "[f00d 0ab T+3600s 1000000 1 0]")
+	s.at(0)
+	s.want(look("f00d", 3600*second, second), "[f00d 0ab T+3600s 1000000 1 -3600000000]")
 	s.is("f00d", noTerm) // its last replica is long gone
 	s.want(s.open("aa"), "[f00d 0 T+3600s 1000000 1]")
 }
@@ -215,17 +217,17 @@ func TestScriptsReplaceTheMark(t *testing.T) {
 	}
 	s.is("f00d", "0ab")
 	s.want(s.open("aa"), "[f00d 0ab T 0 1]")
-	s.want(look(0), "[f00d 0ab T 600000000 1]")
+	s.want(look(0), "[f00d 0ab T 600000000 1 0]")
 	s.at(second)
-	s.want(look(1, "1"), "[f00d 0ab T 600000000 1]") // another mark
-	s.want(look(0, "1"), "[f00d 0ab T+1s 0 1]")
-	s.want(look(0, "1"), "[f00d 0ab T+1s 0 1]") // by another sidecar
-	s.want(look(0), "[f00d 0ab T+1s 0 1]")
+	s.want(look(1, "1"), "[f00d 0ab T 600000000 1 1000000]") // another mark
+	s.want(look(0, "1"), "[f00d 0ab T+1s 0 1 0]")
+	s.want(look(0, "1"), "[f00d 0ab T+1s 0 1 0]") // by another sidecar
+	s.want(look(0), "[f00d 0ab T+1s 0 1 0]")
 	s.want(s.beat("aa"), "[f00d 0ab T+1s 0 [] ]")
-	s.want(look(second, "1"), "[f00d 0ab T+1s+1 0 1]") // in the same microsecond
+	s.want(look(second, "1"), "[f00d 0ab T+1s+1 0 1 -1]") // in the same microsecond
 	s.at(0)
-	s.want(look(second+1, "1"), "[f00d 0ab T+1s+2 0 1]")
-	s.want(look(second+2), "[f00d 0ab T+1s+2 600000000 1]")
+	s.want(look(second+1, "1"), "[f00d 0ab T+1s+2 0 1 -1000002]")
+	s.want(look(second+2), "[f00d 0ab T+1s+2 600000000 1 -1000002]")
 }
 
 // The mark of a bucket says since when this process has had it, in this term: another process,

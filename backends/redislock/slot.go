@@ -54,21 +54,26 @@ func (s *slot) trusts(by *presence) bool {
 // empty tells that nothing of the lease can be in the bucket.
 func (s *slot) empty() bool { return s.quiet && s.asks.Load() == s.asked }
 
-// look reads what server.lua says: run id, term, since when; and for how long that is so at least,
-// where the script tells it. sent is when it was asked.
-func (b *Backend) look(i int, r reply, age string, sent time.Duration) (*server, error) {
+// look reads what server.lua says: run id, term, since when; and for how long that is so at least, and by the server's
+// clock, where the script tells it. sent is when it was asked.
+func (b *Backend) look(i int, r reply, age, clock string, sent time.Duration) (*server, error) {
 	fields, _ := r.val.([]any)
 	s := &server{by: r.by, run: word(fields, 0), term: word(fields, 1)}
 	micros, err := strconv.ParseInt(age, 10, 64)
+	byClock, noClock := strconv.ParseInt(clock, 10, 64)
+	stamp, noStamp := strconv.ParseInt(word(fields, 2), 10, 64)
 	switch {
-	case err != nil || word(fields, 2) == "":
+	case err != nil || noClock != nil || noStamp != nil:
 		return nil, fmt.Errorf("Redis answered %v", r.val) //nolint:staticcheck // a name
 	case s.run == "":
 		return nil, errNoRunID
 	case s.by == nil:
 		return nil, errAnotherServer
 	}
-	b.pasts[i].saw(seen{s.run + " " + word(fields, 2), s.by, time.Duration(micros) * time.Microsecond, sent}, b.clock())
+	b.pasts[i].saw(seen{
+		mark: s.run + " " + word(fields, 2), stamp: stamp, by: s.by, sent: sent,
+		age: time.Duration(micros) * time.Microsecond, clock: time.Duration(byClock) * time.Microsecond,
+	}, b.clock())
 	return s, nil
 }
 
@@ -88,7 +93,7 @@ func (b *Backend) open(i int, id lock.LeaseID, ttl time.Duration) []any {
 // opened reads what that script says.
 func (b *Backend) opened(i int, r reply, sent time.Duration) (*server, error) {
 	fields, _ := r.val.([]any)
-	return b.look(i, r, word(fields, 3), sent)
+	return b.look(i, r, word(fields, 3), word(fields, 5), sent)
 }
 
 // kept is how long grants of a bucket must still be kept back.

@@ -1,0 +1,131 @@
+package redislock
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// wayBack is how a sidecar comes to a server from another one, where somebody holds a lock who has not heard of that.
+type wayBack struct {
+	testing.TB
+	way   *testengine.Proxy
+	b     *Backend
+	first lock.Lease
+}
+
+// backGrace is as long as the TTL of who holds the lock.
+const backGrace = 5 * time.Minute
+
+var withBackGrace = "?restart-grace=" + backGrace.String()
+
+// elsewhere has a sidecar work on a server, and another one hold a lock there, of which the first server knows nothing.
+func (w *wayBack) elsewhere(s testengine.Server) {
+	w.Helper()
+	longAtWork(w, s, backGrace)
+	_, holder := sidecar(w, s.URL()+noGrace, backGrace)
+	hold(w, holder, "r")
+}
+
+func (w *wayBack) lead(to testengine.Server) {
+	w.way.Retarget(testengine.Nodes(w, to)[0].Addr())
+	w.way.Inject(testengine.Sever)
+}
+
+// loses waits until the lease of the sidecar is lost, because the server where it is now does not know it.
+func (w *wayBack) loses() {
+	w.Helper()
+	eventually(w, "the lease is lost", func() error {
+		if err := beat(w.Context(), w.first); !errors.Is(err, lock.ErrLeaseLost) {
+			return fmt.Errorf("Heartbeat: got %w, want ErrLeaseLost", err)
+		}
+		return nil
+	})
+}
+
+// waits makes sure that the sidecar is granted nothing yet, and so has looked at the server.
+func (w *wayBack) waits() {
+	w.Helper()
+	eventually(w, "it looks at the server", func() error {
+		l, err := w.b.OpenLease(w.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "first"})
+		switch {
+		case err == nil:
+			swallow(l)
+			_ = l.Close(w.Context())
+			w.Fatal("who comes from another server is granted locks at once")
+		case !strings.Contains(err.Error(), "granted again in"):
+			return err
+		}
+		return nil
+	})
+}
+
+// newcomerWaits makes sure that who starts now on the server is granted nothing yet.
+func (w *wayBack) newcomerWaits(s testengine.Server) {
+	w.Helper()
+	b := openAt(w, s.URL()+withBackGrace)
+	defer func() { _ = b.Close() }()
+	l, err := b.OpenLease(w.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "newcomer"})
+	if err == nil {
+		swallow(l)
+		if _, err := try(w, l, "r"); err == nil {
+			w.Error("broken law: two holders: a newcomer, and one that has not heard of the way back")
+		}
+		_ = l.Close(w.Context())
+	}
+	if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "granted again in") {
+		w.Errorf("a newcomer after the way back: got %v, want that locks are granted again later", err)
+	}
+}
+
+// A sidecar is led to another server, which says no more than that its lease is over, and back. That is enough to know
+// that the first server was there while the other one granted locks.
+func TestNewcomerAfterALeaseThatWasLostElsewhere(t *testing.T) {
+	again(t, testNewcomerAfterALeaseThatWasLostElsewhere)
+}
+
+func testNewcomerAfterALeaseThatWasLostElsewhere(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.b, w.first = sidecar(t, w.way.URL()+withBackGrace, backGrace)
+	w.elsewhere(other)
+	w.lead(other)
+	w.loses()
+	w.lead(s)
+	w.waits()
+	w.newcomerWaits(s)
+}
+
+// A sidecar comes from another server to one that began four minutes ago. There a sidecar has counted since, but has told nobody
+// yet. When it tells, nobody may rely on it, because locks were granted on the other server until now.
+func TestNewcomerOnAServerThatIsYoung(t *testing.T) { again(t, testNewcomerOnAServerThatIsYoung) }
+
+func testNewcomerOnAServerThatIsYoung(t testing.TB) {
+	s, other := testengine.New(t, testengine.RedisFakeTime), testengine.New(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, lock.MaxTTL)
+	counts := func(by time.Duration) { // as if so long had gone by
+		b.pasts[0].mu.Lock()
+		b.pasts[0].since -= by
+		b.pasts[0].mu.Unlock()
+	}
+	counts(4 * time.Minute)
+	testengine.ShiftClock(t, s, 4*time.Minute)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.lead(other)
+	w.elsewhere(other)
+	w.b, w.first = sidecar(t, w.way.URL()+withBackGrace, backGrace)
+	w.lead(s)
+	w.loses()
+	w.waits()
+	counts(time.Minute)
+	if _, err := driverNamed(b, l.ID()).lookAround(t.Context()); err != nil { // as its chores do then
+		t.Fatal(err)
+	}
+	w.newcomerWaits(s)
+}
