@@ -96,6 +96,9 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	if d.grace < 0 {
 		d.grace = o.TTL
 	}
+	b.mu.Lock()
+	b.grace = max(b.grace, d.grace)
+	b.mu.Unlock()
 	for i := range b.keys.buckets {
 		d.slots = append(d.slots, &slot{index: i, turn: make(chan struct{}, 1)})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -192,37 +191,93 @@ func testForcedAtOnceWithoutPush(t testing.TB) {
 // Redis loses its data between two looks of who waits for the end of a forced release. The holder has not heard of that, and
 // relies on its hold: nobody is told that it is gone.
 func TestForcedAtAServerThatHasLostTheHold(t *testing.T) {
-	again(t, testForcedAtAServerThatHasLostTheHold)
+	t.Parallel() // it has servers of its own
+	t.Run("restarted", func(t *testing.T) {
+		again(t, func(t testing.TB) {
+			forcedWhile(t, func(s testengine.Server) { testengine.Restart(t, s, testengine.DropData) })
+		})
+	})
+	t.Run("emptied", func(t *testing.T) {
+		again(t, func(t testing.TB) { forcedWhile(t, func(s testengine.Server) { empty(t, s) }) })
+	})
 }
 
-func testForcedAtAServerThatHasLostTheHold(t testing.TB) {
+func forcedWhile(t testing.TB, loses func(testengine.Server)) {
 	s := testengine.New(t, testengine.Redis)
 	_, holder := sidecar(t, s.URL()+noGrace, lock.MaxTTL)
 	g := hold(t, holder, "r")
-	b := openAt(t, s.URL()+noGrace)
-	t.Cleanup(func() { _ = b.Close() })
-	var looks atomic.Int32
-	stopped, goOn := make(chan struct{}), make(chan struct{})
-	b.clock = func() time.Duration {
-		if looks.Add(1) == 2 { // once when it begins, and once after each look
-			close(stopped)
+	looked, goOn := make(chan struct{}), make(chan struct{})
+	b, err := Open(patient(s.URL()+noGrace), func(what string, _ time.Duration, _ error) {
+		if what == "force_release" {
+			looked <- struct{}{}
 			<-goOn
 		}
-		return lock.BootTime()
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = b.Close() })
 	forced := make(chan error, 1)
 	go func() { forced <- b.ForceRelease(t.Context(), g.Resource, g.ID, time.Hour) }()
-	select {
-	case <-stopped:
-	case err := <-forced:
-		t.Fatalf("ForceRelease: %v", err)
+	defer close(goOn)
+	for range 2 { // the first answer says whose hold it is
+		select {
+		case <-looked:
+		case err := <-forced:
+			t.Fatalf("ForceRelease: %v", err)
+		}
+		goOn <- struct{}{}
 	}
-	start := testengine.Crash(t, s, testengine.DropData)
-	start()
+	<-looked
+	loses(s)
 	eventually(t, "the server answers", func() error { return b.Ping(t.Context()) })
-	close(goOn)
-	if err := <-forced; !errors.Is(err, lock.ErrUnavailable) {
-		t.Errorf("ForceRelease: %v; want ErrUnavailable", err)
+	goOn <- struct{}{}
+	for done := false; !done; {
+		select {
+		case <-looked:
+			goOn <- struct{}{}
+		case err := <-forced:
+			done = true
+			if !errors.Is(err, lock.ErrUnavailable) {
+				t.Errorf("ForceRelease: %v; want ErrUnavailable", err)
+			}
+		}
+	}
+}
+
+func empty(t testing.TB, s testengine.Server) {
+	t.Helper()
+	if err := plain(t, testengine.Nodes(t, s)[0].Addr()).FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// So it is with a release that is forced after that, for as long as holders from before may not have heard of it.
+func TestForcedWhileTheServerMayLackTheHold(t *testing.T) {
+	again(t, testForcedWhileTheServerMayLackTheHold)
+}
+
+func testForcedWhileTheServerMayLackTheHold(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	_, holder := sidecar(t, s.URL()+noGrace, lock.MaxTTL)
+	g := hold(t, holder, "r")
+	longAtWork(t, s, 5*time.Minute)
+	b, _ := sidecar(t, s.URL()+"?restart-grace=5m", lock.MaxTTL)
+	if err := b.ForceRelease(t.Context(), g.Resource, lock.NewHoldID(), 0); !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("ForceRelease of what nobody has: %v; want ErrNotHolder", err)
+	}
+	empty(t, s)
+	for range 2 {
+		if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 0); !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("ForceRelease: %v; want ErrUnavailable", err)
+		}
+	}
+	p := &b.pasts[0]
+	p.mu.Lock()
+	p.since -= time.Hour
+	p.mu.Unlock()
+	if err := b.ForceRelease(t.Context(), g.Resource, g.ID, 0); !errors.Is(err, lock.ErrNotHolder) {
+		t.Errorf("ForceRelease a grace later: %v; want ErrNotHolder", err)
 	}
 }
 

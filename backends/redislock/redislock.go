@@ -44,6 +44,7 @@ type Backend struct {
 	foreign atomic.Bool // it is another kind of sidecar's
 
 	mu    sync.Mutex
+	grace time.Duration    // the longest of its leases, see past
 	roads map[string]*road // by address; of all but a Cluster there is one
 }
 
