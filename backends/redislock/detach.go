@@ -23,6 +23,7 @@ func (d *driver) Detach(ctx context.Context, w leasekit.Withdrawal, key lock.Han
 	s := d.slots[d.b.keys.bucketOf(w.Resource)]
 	s.users.Add(1)
 	defer s.leave()
+	d.asked.forget(w.ID)
 	open := s.open.Load()
 	keep := "0"
 	if w.Unsure {

@@ -60,6 +60,8 @@ type driver struct {
 	forgot  time.Duration // on the clock, when a heartbeat last was to forget records that are over
 	renewed time.Duration // on the clock, before the last heartbeat was sent that the store carried out
 
+	asked early
+
 	more   chan lock.Resource
 	crowd  chan lock.Resource
 	looks  chan struct{}
@@ -229,6 +231,20 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		}
 	}
 	s.asks.Add(1)
+	over := d.over(s)
+	a, err := d.ask(ctx, s, q, d.asked.is(q.ID, over))
+	switch {
+	case errors.Is(err, leasekit.ErrNotSent): // it is as it was
+	case a.Granted, err != nil && !errors.Is(err, lock.ErrUnavailable):
+		d.asked.forget(q.ID)
+	default:
+		d.asked.note(q.ID, over)
+	}
+	return a, err
+}
+
+// ask is Ask in a bucket in which the lease is known. again tells that a grant that is there gets another fence.
+func (d *driver) ask(ctx context.Context, s *slot, q lock.Request, again bool) (leasekit.Answer, error) {
 	script, keys := scriptAcquire, d.b.keys.buckets[s.index].of(q.Resource, d.id)
 	args := words(string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode)+leastWord(q.MinHold), d.who(q.Owner, q.Cohort != nil))
 	trusted := s.trusted.Load()
@@ -237,6 +253,10 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 	case q.Handle != "":
 		script, keys = scriptAttach, d.b.keys.buckets[s.index].attaching(q.Resource, d.id, "")
 		args = append(args, string(q.Handle)+":")
+	case again && q.Try:
+		args = append(args, "3")
+	case again:
+		args = append(args, "2")
 	case q.Try:
 		args = append(args, "1")
 	case failsOver:
@@ -274,37 +294,6 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 			return a, err
 		}
 	}
-}
-
-// modeWord is a mode as lib.lua has it.
-func modeWord(m lock.Mode) string {
-	switch {
-	case m == lock.Shared:
-		return "S"
-	case m.Limit() > 0:
-		return "P" + strconv.Itoa(m.Limit())
-	default:
-		return "X"
-	}
-}
-
-// leastWord is what stands behind the mode of a request with a MinHold.
-func leastWord(minHold time.Duration) string {
-	if minHold == 0 {
-		return ""
-	}
-	return "m" + strconv.FormatInt(minHold.Microseconds(), 10)
-}
-
-func parseMode(word string) lock.Mode {
-	if word == "S" {
-		return lock.Shared
-	}
-	if text, ok := strings.CutPrefix(word, "P"); ok {
-		n, _ := strconv.Atoi(text)
-		return lock.Permits(n)
-	}
-	return lock.Exclusive
 }
 
 // who is what a record says of who asks.
@@ -411,6 +400,7 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	s := d.slots[d.b.keys.bucketOf(w.Resource)]
 	s.users.Add(1)
 	defer s.leave()
+	d.asked.forget(w.ID)
 	open := s.open.Load()
 	if !open && !w.Unsure {
 		return leasekit.Withdrawn{}, nil // nothing of the lease is there

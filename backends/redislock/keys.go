@@ -4,6 +4,7 @@ import (
 	"hash/fnv"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -101,4 +102,35 @@ func member(r lock.Resource, id lock.HoldID) string { return string(r) + "\x00" 
 func parseMember(m string) (lock.Resource, lock.HoldID) {
 	r, id, _ := strings.Cut(m, "\x00")
 	return lock.Resource(r), lock.HoldID(id)
+}
+
+// modeWord is a mode as lib.lua has it.
+func modeWord(m lock.Mode) string {
+	switch {
+	case m == lock.Shared:
+		return "S"
+	case m.Limit() > 0:
+		return "P" + strconv.Itoa(m.Limit())
+	default:
+		return "X"
+	}
+}
+
+// leastWord is what stands behind the mode of a request with a MinHold.
+func leastWord(minHold time.Duration) string {
+	if minHold == 0 {
+		return ""
+	}
+	return "m" + strconv.FormatInt(minHold.Microseconds(), 10)
+}
+
+func parseMode(word string) lock.Mode {
+	if word == "S" {
+		return lock.Shared
+	}
+	if text, ok := strings.CutPrefix(word, "P"); ok {
+		n, _ := strconv.Atoi(text)
+		return lock.Permits(n)
+	}
+	return lock.Exclusive
 }

@@ -60,7 +60,7 @@ func (d *driver) listenOnce(ctx context.Context, push func(leasekit.Push)) {
 			push(leasekit.Push{Kind: leasekit.Missed})
 		case *redis.Message:
 			if p, ok := parsePush(m.Payload); ok {
-				if p.Kind == leasekit.Granted && !d.believes(before) {
+				if p.Kind == leasekit.Granted && (!d.believes(before) || d.asked.is(p.ID, d.over(d.slots[0]))) {
 					p.Kind = leasekit.Woken
 				}
 				push(p)

@@ -1,4 +1,5 @@
 local lease, id, mode, who = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local try, renews = ARGV[6] == '1' or ARGV[6] == '3', ARGV[6] == '2' or ARGV[6] == '3'
 local time = string.match(mode, 'm(%d+)$')
 if time then mode, who = string.match(mode, '^%u%d*'), who .. '\0m' .. time end
 local member = ARGV[1] .. '\0' .. id
@@ -17,10 +18,15 @@ end
 local function own()
   local record = redis.call('HGET', KEYS[4], 'h' .. id)
   if not record then return nil end
-  local _, fence, _, holder, over = parse(record)
+  local held, fence, since, holder, over, asked, said = parse(record)
   if holder == '0' then return nil, false, true end
   over = tonumber(over)
   if over > 0 and over <= now then return nil, true end
+  if renews then
+    fence = next_number() .. (string.match(fence, '%+%d+$') or '')
+    redis.call('HSET', KEYS[4], 'h' .. id, held .. ' ' .. fence .. ' ' .. since .. ' ' .. holder .. ' ' ..
+      string.format('%.0f', over) .. ' ' .. asked .. ' ' .. said)
+  end
   return fence
 end
 
@@ -82,7 +88,7 @@ if not queued then
   local free = not more and redis.call('EXISTS', KEYS[5]) == 0 and grantable(mode)
   if free then return take() end
   if not more and clashes() then return {'LIMIT'} end
-  if ARGV[6] == '1' then
+  if try then
     if more then return {'MORE'} end
     return holders({'HELD', nowstr})
   end

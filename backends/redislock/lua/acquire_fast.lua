@@ -1,8 +1,9 @@
 -- Acquire on a resource that nobody holds, waits for, or recently gave up: the
 -- common case, kept free of everything else.
 -- ARGV: 1 resource, 2 lease, 3 id, 4 mode (behind it, where the hold is there for a
--- time of its own: m and how many microseconds), 5 who, 6 try (1; absent or 0: no),
--- 7 the term of the server that the lease trusts, see server.lua; absent: a process that
+-- time of its own: m and how many microseconds), 5 who, 6 try (1; absent or 0: no; 3 and 2 are the same, and what is
+-- granted already gets another fence: since then another server may have given larger ones), 7 the term of the
+-- server that the lease trusts, see server.lua; absent: a process that
 -- is alone has only one. No word that a plain pair can do without: each costs Redis what it costs to look up a key
 -- Reply: the fence; or a table that starts with LOST, GONE, HELD, WAIT (when to ask again
 -- follows, and 1 where not all were told that it waits), LIMIT (the holders have another

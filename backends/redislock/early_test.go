@@ -1,0 +1,114 @@
+package redislock
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A lock is granted in the store while no app gets any, because another server may have granted others. Such a one was granted
+// later, there, and so has a larger fence. The app that gets the lock after it has one that is larger still (promise 2).
+func TestFenceOfAGrantThatWasKeptBack(t *testing.T) { again(t, testFenceOfAGrantThatWasKeptBack) }
+
+func testFenceOfAGrantThatWasKeptBack(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	b, l := sidecar(t, s.URL()+withBackGrace, backGrace)
+	_, elsewhere := sidecar(t, other.URL()+noGrace, backGrace)
+	testengine.Restart(t, s, testengine.KeepData)
+	for range 3 { // the first one compares
+		eventually(t, "the lease lives", func() error { return beat(t.Context(), l) })
+	}
+	granted := make(chan lock.Grant, 1)
+	go func() {
+		if g, err := acquire(t.Context(), l, exclusive("r")); err == nil {
+			granted <- g
+		}
+	}()
+	eventually(t, "the store has granted it", func() error {
+		st, err := b.Get(t.Context(), "r")
+		if err == nil && len(st.Holders) == 0 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	before := hold(t, elsewhere, "r")
+	p := &b.pasts[0]
+	if left, _ := p.left(backGrace, b.clock()); left <= 0 {
+		t.Fatal("the app may have got it already")
+	}
+	p.mu.Lock()
+	p.since -= backGrace
+	p.mu.Unlock()
+	select {
+	case g := <-granted:
+		if g.Fence <= before.Fence {
+			t.Errorf("broken law: the fence is %d, and was %d before", g.Fence, before.Fence)
+		}
+		if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || st.Holders[0].Fence != g.Fence {
+			t.Errorf("the store has %+v (%v), and the app has %d", st.Holders, err, g.Fence)
+		}
+	case <-time.After(patience):
+		t.Fatal("it is not granted")
+	}
+}
+
+// What was asked for before a past was over may have its fence from then.
+func TestEarly(t *testing.T) {
+	var e early
+	for i, c := range []struct {
+		note, over uint64
+		want       bool
+	}{
+		{0, 0, false}, // nothing is handed to an app
+		{0, 1, true},
+		{1, 1, false},
+		{1, 2, true},
+		{2, 0, false},
+	} {
+		e.note("a", c.note)
+		if got := e.is("a", c.over); got != c.want {
+			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
+		if e.is("b", c.over) {
+			t.Errorf("%d: what was not asked for is in it", i)
+		}
+	}
+	e.forget("b")
+	if !e.is("a", 3) {
+		t.Error("it was forgotten with another one")
+	}
+	e.forget("a")
+	if e.is("a", 3) || e.some.Load() {
+		t.Error("it is in it still")
+	}
+}
+
+// Who asks for it gets another fence for what is granted already, and nothing else of it changes.
+func TestScriptsGiveAnotherFence(t *testing.T) {
+	s := newStill(t)
+	s.open("aa")
+	s.open("bb")
+	again := func(lease, id, mode, try string) string {
+		return s.run(scriptAcquire, s.of(lease), resource, lease, id, mode, "w", try)
+	}
+	s.want(s.acquire("aa", "1", "P3"), "T+0")
+	s.at(second)
+	s.want(again("aa", "1", "P3", "2"), "T+1s+0")
+	s.want(s.acquire("aa", "1", "P3"), "T+1s+0")
+	s.want(again("aa", "1", "P3", "3"), "T+1s+1+0")
+	s.has("lock", "h1=P3 T+1s+1+0 T aa 0 - w, m=P3, s=100")
+	s.want(again("bb", "2", "X", "3"), "[HELD T+1s 1 P3 T+1s+1+0 T aa 0 - w]")
+	s.want(again("bb", "2", "X", "2"), "[WAIT 9000]")
+	s.has("queue", "2=T+1s+2")
+	s.want(s.force("aa", "1", 5*second), "9000")
+	s.want(s.ack("aa", "1", 5*second), "1")
+	s.want(again("aa", "1", "P3", "2"), "T+1s+3+0")
+	s.has("lock", "f=1 1, h1=P3 T+1s+3+0 T aa T+6s 5000000 w, m=P3, s=100")
+	s.want(s.release("aa", "1"), "1")
+	s.want(again("bb", "2", "X", "2"), "T+1s+5")
+	s.has("lock", "h2=X T+1s+5 T+1s bb 0 - w, m=X")
+}
