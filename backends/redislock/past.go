@@ -36,6 +36,7 @@ type past struct {
 	by    *presence     // that has shown it
 	stamp int64         // of the mark, see seen
 	since time.Duration // on the backend's clock
+	first bool          // no other mark or presence was seen before
 	came  time.Duration // on the backend's clock, when the mark was seen first
 	known time.Duration // how old the store knows the mark to be
 	told  time.Duration // on the backend's clock, when it was last to be told
@@ -75,11 +76,14 @@ func (p *past) saw(s seen, now time.Duration) {
 	switch {
 	case same && s.by == p.by:
 		p.known = max(p.known, s.age)
+		if p.first { // others have told it meanwhile
+			p.since = min(p.since, now-s.age)
+		}
 		return
 	case p.mark == "":
-		p.since = now - s.age
+		p.first, p.since = true, now-s.age
 	default:
-		p.since = now
+		p.first, p.since = false, now
 	}
 	if !same {
 		p.came = now

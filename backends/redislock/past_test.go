@@ -169,6 +169,29 @@ func TestPastDoubtsAfterAnotherMaster(t *testing.T) {
 	}
 }
 
+// Who starts just before others tell how old the mark is goes on from there, too. Who has seen another one does not.
+func TestPastIsToldLater(t *testing.T) {
+	const grace, start, second = 10 * time.Minute, time.Hour, time.Second
+	by := &presence{}
+	var p past
+	for i, c := range []struct {
+		mark          string
+		age, at, want time.Duration
+	}{
+		{"a", 0, 0, grace},
+		{"a", 9 * time.Minute, second, time.Minute},
+		{"a", time.Minute, 2 * second, time.Minute - second},
+		{"b", 0, 3 * second, grace},
+		{"b", 9 * time.Minute, 4 * second, grace - second},
+	} {
+		now := start + c.at
+		p.saw(seen{mark: c.mark, stamp: int64(i), by: by, age: c.age, clock: -1, sent: now}, now)
+		if left, _ := p.left(grace, now); left != c.want {
+			t.Errorf("%d: %s are left, want %s", i, left, c.want)
+		}
+	}
+}
+
 // An answer of before the mark was replaced that comes late changes nothing: the grace runs on.
 func TestPastHearsALateAnswer(t *testing.T) {
 	const grace, start, second = 10 * time.Second, time.Hour, time.Second
