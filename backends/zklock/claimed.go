@@ -3,6 +3,7 @@ package zklock
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
@@ -17,6 +18,7 @@ type claimed struct {
 	name, guard string
 	version     int32    // of the node
 	slot        *int     // that it had with this version
+	asked       *int     // slot that it may have, where its data do not say so; nil: not known
 	left        []string // paths of what is left of it, and was there with this version
 	least       bool     // it has a MinHold, or is attached
 	stays       bool     // what is left of it stays
@@ -81,20 +83,24 @@ func (t *leaseNode) readClaimed(ctx context.Context, p *claimed) (there bool, er
 // readOwn takes what was read of the node of a request, and reads the rest.
 func (t *leaseNode) readOwn(ctx context.Context, p *claimed, own *zksession.Call) (err error) {
 	p.version, p.slot, p.left = own.Stat.Version, nil, nil
-	rec, _ := decodeRecord(own.Data)
+	rec, ours := decodeRecord(own.Data)
 	if rec.Revoked != nil {
 		p.stays = false
 	}
-	if rec.Slot != nil {
-		has, err := t.hasSlot(ctx, p.slots, p.id, *rec.Slot)
+	slot := rec.Slot
+	if !ours { // another program has written into it
+		slot = p.asked
+	}
+	if slot != nil {
+		has, err := t.hasSlot(ctx, p.slots, p.id, *slot)
 		if err != nil {
 			return err
 		}
 		if has {
-			p.slot = rec.Slot
+			p.slot = slot
 		}
 	}
-	if n, _ := parseNode(p.name); p.least && (rec.Fence != 0 || n.key != "") {
+	if n, _ := parseNode(p.name); p.least && (!ours || rec.Fence != 0 || n.key != "") {
 		p.left, err = t.leftOf(ctx, p.path, p.id)
 	}
 	return err
@@ -166,10 +172,18 @@ func (t *leaseNode) removeRead(ctx context.Context, p claimed) (there bool, err 
 	return t.removeClaimed(ctx, p)
 }
 
-// freeSlot deletes the node of a slot whose permit is gone, and nobody else's.
-func (t *leaseNode) freeSlot(ctx context.Context, slots string, id lock.HoldID, slot int) error {
-	if err := t.s.Do(ctx, zksession.Barrier()); err != nil {
+// freeSlot deletes the node of a slot whose permit is gone, and nobody else's. Nobody else frees that slot meanwhile: a permit
+// may take it as soon as it is free.
+func (t *leaseNode) freeSlot(ctx context.Context, path, slots string, id lock.HoldID, slot int) error {
+	queue := zksession.Children(path)
+	if err := t.s.Do(ctx, zksession.Barrier(), queue); err != nil {
 		return err
+	}
+	if queue.Err != nil && !errors.Is(queue.Err, zksession.ErrNoNode) {
+		return queue.Err
+	}
+	if slices.ContainsFunc(parseAll(queue.Children), func(n node) bool { return n.id == id }) {
+		return nil // it is detached
 	}
 	has, err := t.hasSlot(ctx, slots, id, slot)
 	if err != nil || !has {

@@ -16,7 +16,7 @@ func overwrite(t testing.TB, b *Backend, c *zk.Conn, url string, r lock.Resource
 	t.Helper()
 	path, _ = b.tree.lockPath(r)
 	for _, n := range nodes(t, b, url, r) {
-		if own, request := parseNode(n); request && own.id == id {
+		if own, request := parseNode(n); request && own.id == id && !own.kept {
 			path += "/" + n
 		}
 	}

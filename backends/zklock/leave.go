@@ -90,9 +90,17 @@ func (d *driver) removeOnce(ctx context.Context, s *spot) (there bool, err error
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.leaving = false; err == nil {
-		s.l.leave(s)
+		d.removed(s, there)
 	}
 	return there, err
+}
+
+// removed notes that the node of a request is gone; there: it was until we deleted it. d.mu is held.
+func (d *driver) removed(s *spot, there bool) {
+	s.l.leave(s)
+	if !there && s.least == 0 && s.key == "" { // with those, the rest has gone as well
+		d.clearAfter(s, "", false)
+	}
 }
 
 // removal is what deletes the nodes of a request. d.mu is held.
@@ -105,6 +113,9 @@ func (d *driver) removal(s *spot) func(context.Context) (there bool, err error) 
 	p := claimed{
 		path: path, slots: d.b.tree.slots(s.Resource), id: s.ID, name: s.name, guard: s.guard, version: s.version,
 		slot: s.rec.Slot, least: s.least > 0 || s.key != "", stays: s.remains,
+	}
+	if slot := s.slot; slot >= 0 {
+		p.asked = &slot
 	}
 	switch {
 	case s.remains:

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
@@ -361,8 +360,11 @@ func (l *line) took(c claim) {
 	if s.node != c.path { // it was given up since, with its slot
 		return
 	}
-	if s.czxid = c.set.Stat.Czxid; c.set.Stat.Version > s.version {
+	switch s.czxid = c.set.Stat.Czxid; {
+	case c.set.Stat.Version > s.version:
 		s.rec, s.version = c.rec, c.set.Stat.Version
+	case s.rec.Slot == nil: // another program has written into the node since, and that was read before this answer
+		s.rec.Slot, s.rec.Fence = c.rec.Slot, c.rec.Fence
 	}
 	l.grantPermit(s)
 }
@@ -380,22 +382,29 @@ func (l *line) grantPermit(s *spot) {
 }
 
 // reread reads requests that were refused a slot, in the session that has made them: it knows whether they have one
-// already. Nothing of a claim before that can come any more: it came by an older connection.
+// already. Nothing of a claim before that can come any more: it came by an older connection. Where another program has
+// written into one since, the node of the slot tells.
 func (l *line) reread(session *zksession.Session, all []*spot) error {
 	d := l.d
 	var at []seen
-	var calls []*zksession.Call
+	var calls, slots []*zksession.Call
+	asked := make(map[*spot]*zksession.Call)
 	d.mu.Lock()
 	for _, s := range all {
-		if s.node != "" {
-			at, calls = append(at, seen{s, s.node}), append(calls, zksession.Get(s.node))
+		if s.node == "" {
+			continue
+		}
+		at, calls = append(at, seen{s, s.node}), append(calls, zksession.Get(s.node))
+		if s.slot >= 0 {
+			asked[s] = zksession.Get(l.slotPath(s.slot))
+			slots = append(slots, asked[s])
 		}
 	}
 	d.mu.Unlock()
 	if len(calls) == 0 {
 		return nil
 	}
-	if err := d.together(d.run, session, calls); err != nil {
+	if err := d.together(d.run, session, slices.Concat(calls, slots)); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -405,6 +414,9 @@ func (l *line) reread(session *zksession.Session, all []*spot) error {
 			if err := calls[i].Err; err != nil && !errors.Is(err, zksession.ErrNoNode) {
 				return err
 			}
+			if _, ours := decodeRecord(calls[i].Data); !ours && s.rec.Slot == nil && asked[s.spot] != nil {
+				d.hasTaken(s.spot, asked[s.spot], calls[i].Stat.Czxid)
+			}
 			if d.saw(s.spot, calls[i]); s.rec.Slot == nil {
 				s.slot = -1
 			}
@@ -413,26 +425,18 @@ func (l *line) reread(session *zksession.Session, all []*spot) error {
 	return nil
 }
 
-// answerBehind is the answer to a try for a permit. Where those in front of it have not taken their slots yet, it
-// waits for them: permits may be left for it all the same.
-func (d *driver) answerBehind(ctx context.Context, s *spot) (leasekit.Answer, error) {
-	for end := d.b.clock() + d.b.cfg.timeout; ; {
-		a, _, err := d.answer(s)
-		if a.Granted || err != nil || s.mode.Limit() == 0 {
-			return a, err
-		}
-		d.mu.Lock()
-		i, _ := s.l.find(s.name, s.seq, false)
-		free := s.name != "" && permitFree(s.l.queue[:i], s.mode.Limit())
-		d.mu.Unlock()
-		if !free || d.b.clock() >= end || !leasekit.Sleep(ctx, pauseForSlots) {
-			return a, nil
-		}
+// hasTaken takes what was read of the node of a slot for which a request has asked. What is known of the request is written into its
+// node again, so that must have the slot. d.mu is held.
+func (d *driver) hasTaken(s *spot, slot *zksession.Call, czxid int64) {
+	of, _ := decodeRecord(slot.Data) // none where it is not there
+	n := s.slot
+	if of.Hold != s.ID || slot.Of() != s.l.slotPath(n) {
+		return
+	}
+	if s.rec.Slot = &n; s.least > 0 {
+		s.rec.Fence = d.leaseNode.fence(czxid) + lock.Fence(n)
 	}
 }
-
-// pauseForSlots is how often a try looks whether those in front of it have taken their slots.
-const pauseForSlots = 2 * time.Millisecond
 
 // enter makes sure that a request has its place in the queue, and that it may wait there.
 func (d *driver) enter(ctx context.Context, s *spot) error {

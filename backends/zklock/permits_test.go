@@ -293,7 +293,7 @@ func testSlotOfAnother(t testing.TB) {
 	if there, err := d.leaseNode.removeClaimed(t.Context(), p); there || err != nil {
 		t.Errorf("a delete once more: %t, %v", there, err)
 	}
-	if err := d.leaseNode.freeSlot(t.Context(), p.slots, g.ID, *p.slot); err != nil {
+	if err := d.leaseNode.freeSlot(t.Context(), p.path, p.slots, g.ID, *p.slot); err != nil {
 		t.Errorf("freeSlot: %v", err)
 	}
 	fences(t, b, r, next)

@@ -154,10 +154,8 @@ func (d *driver) end(ctx context.Context, s *spot) bool {
 	remove := d.removal(s)
 	s.leaving = true
 	d.mu.Unlock()
-	err := insist(ctx, func() error {
-		_, err := remove(ctx)
-		return err
-	})
+	var there bool
+	err := insist(ctx, func() (err error) { there, err = remove(ctx); return err })
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.leaving = false; err != nil {
@@ -165,7 +163,7 @@ func (d *driver) end(ctx context.Context, s *spot) bool {
 	}
 	if s.name != "" {
 		s.gone = true
-		s.l.leave(s)
+		d.removed(s, there)
 	}
 	return true
 }

@@ -250,17 +250,24 @@ func (d *driver) deleted(s *spot) {
 	if s.detaching {
 		return
 	}
-	guard, slot, least := s.guard, s.slot, s.least > 0 || s.key != ""
+	guard := s.guard
 	if s.ends == 0 || d.b.clock() < s.ends {
 		d.push(leasekit.Push{Kind: leasekit.Revoked, Ref: s.Ref})
 	}
 	s.gone, s.until = true, 0
 	s.l.leave(s)
+	d.clearAfter(s, guard, s.least > 0 || s.key != "")
+}
+
+// clearAfter deletes what whoever has deleted the node of a request may have left. d.mu is held.
+func (d *driver) clearAfter(s *spot, guard string, least bool) {
+	slot := s.slot
 	if guard == "" && slot < 0 && !least {
 		return
 	}
+	s.slot = -1 // only once: what is there when it was freed is another's
 	path, slots := s.l.path, d.b.tree.slots(s.Resource)
-	d.do(func(ctx context.Context) { // whoever has deleted it may have left the others
+	d.do(func(ctx context.Context) {
 		for d.set.Overdue() || d.tidy(ctx, path, guard, slots, s.ID, slot, least) != nil {
 			if !leasekit.Sleep(ctx, d.recheck) {
 				return
@@ -284,7 +291,7 @@ func (d *driver) tidy(ctx context.Context, path, guard, slots string, id lock.Ho
 	if slot < 0 {
 		return nil
 	}
-	return d.leaseNode.freeSlot(ctx, slots, id, slot)
+	return d.leaseNode.freeSlot(ctx, path, slots, id, slot)
 }
 
 // lastsAfter is when a hold is worth more: most are released before. Its node is

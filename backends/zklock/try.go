@@ -3,6 +3,7 @@ package zklock
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
@@ -51,6 +52,27 @@ func (d *driver) try(ctx context.Context, s *spot) (leasekit.Answer, error) {
 	}
 	return leasekit.Answer{}, refused
 }
+
+// answerBehind is the answer to a try for a permit. Where those in front of it have not taken their slots yet, it
+// waits for them: permits may be left for it all the same.
+func (d *driver) answerBehind(ctx context.Context, s *spot) (leasekit.Answer, error) {
+	for end := d.b.clock() + d.b.cfg.timeout; ; {
+		a, _, err := d.answer(s)
+		if a.Granted || err != nil || s.mode.Limit() == 0 {
+			return a, err
+		}
+		d.mu.Lock()
+		i, _ := s.l.find(s.name, s.seq, false)
+		free := s.name != "" && permitFree(s.l.queue[:i], s.mode.Limit())
+		d.mu.Unlock()
+		if !free || d.b.clock() >= end || !leasekit.Sleep(ctx, pauseForSlots) {
+			return a, nil
+		}
+	}
+}
+
+// pauseForSlots is how often a try looks whether those in front of it have taken their slots.
+const pauseForSlots = 2 * time.Millisecond
 
 // wayOf finds out who is in the way of a try, without taking a place; nil: nobody.
 // The server that is asked may lag behind the leader: that the lock is free is
