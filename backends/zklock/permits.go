@@ -252,12 +252,16 @@ func (l *line) claim(all []claim) error {
 		calls, spots = append(append(calls, c.set), c.make...), append(spots, c.s)
 	}
 	take, slots := zksession.Multi(calls...), d.b.tree.slots(l.resource)
+	defer func() {
+		if l.users == 0 { // all were given up meanwhile
+			l.clear()
+		}
+	}()
 	return l.unlocked(func() error {
 		ancestors := d.unknown(slots)
 		err := d.chase(d.run, session, append(slices.Clone(ancestors), take)...)
-		may, _ := made(ancestors)
 		d.mu.Lock()
-		l.bareSlots = l.bareSlots || may
+		l.bareSlots = l.bareSlots || made(ancestors)
 		if err != nil {
 			l.slots = nil // what others do meanwhile is not known
 			d.mu.Unlock()

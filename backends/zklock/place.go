@@ -207,7 +207,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		defer d.mu.Unlock()
 		l.creating--
 	}()
-	ancestors := d.unknown(l.path)
+	ancestors := d.signed(d.unknown(l.path))
 	for tries := 1; ; tries++ {
 		var nodes []*zksession.Call
 		for _, p := range paths {
@@ -230,7 +230,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		}
 		_ = room.Session().Chase(ctx, calls...)
 		beside.Wait()
-		if may, has := made(ancestors); place.Err != nil && (has || may && !t.curator) { // there it may be somebody else's
+		if place.Err != nil && made(ancestors) {
 			d.mu.Lock()
 			l.bare = true
 			d.mu.Unlock()
@@ -271,7 +271,7 @@ func (d *driver) create(ctx context.Context, s *spot) error {
 		if tries == maxTries {
 			return whyRefused(place.Err, ancestors)
 		}
-		ancestors = t.ancestors(l.path) // it knows which are there already
+		ancestors = d.signed(t.ancestors(l.path)) // it knows which are there already
 	}
 }
 
@@ -288,29 +288,52 @@ func (d *driver) unknown(path string) []*zksession.Call {
 	return calls[len(calls)-2:]
 }
 
+// signed has the last of calls that make nodes, which is for that of a lock, say who has made it, where it might be another program's.
+func (d *driver) signed(calls []*zksession.Call) []*zksession.Call {
+	if last := len(calls) - 1; last >= 0 && d.b.tree.curator {
+		by := record{Lease: d.id, Sidecar: d.sidecar}
+		calls[last] = zksession.Create(calls[last].Of(), by.encode(), d.b.tree.acl, zksession.Container)
+	}
+	return calls
+}
+
 // made reports whether the last of the calls has made its node, or may have, because it had no answer.
-func made(calls []*zksession.Call) (may, has bool) {
+func made(calls []*zksession.Call) bool {
 	if len(calls) == 0 {
-		return false, false
+		return false
 	}
 	err := calls[len(calls)-1].Err
-	return err == nil || errors.Is(err, zksession.ErrLost), err == nil
+	return err == nil || errors.Is(err, zksession.ErrLost)
 }
 
 // clear deletes nodes that may have been made for this line, and that have had nothing below, unless they have by now. The
 // server removes only such as have had something. d.mu is held.
 func (l *line) clear() {
-	var empty []string
 	if l.bare {
-		empty = append(empty, l.path)
+		l.d.clear(l.path, l.d.b.tree.curator)
 	}
 	if l.bareSlots {
-		empty = append(empty, l.d.b.tree.slots(l.resource))
+		l.d.clear(l.d.b.tree.slots(l.resource), false)
 	}
-	for _, path := range empty {
-		l.d.b.setKnown(path, false)
-		l.d.do(func(ctx context.Context) { _ = l.d.ask(ctx, zksession.Delete(path, zksession.AnyVersion)) }) // else one empty node stays
-	}
+}
+
+// clear deletes a node unless there is something below; with signed, only if we have made it. d.mu is held.
+func (d *driver) clear(path string, signed bool) {
+	d.b.setKnown(path, false)
+	d.do(func(ctx context.Context) {
+		_ = insist(ctx, func() error { // else one empty node stays
+			if signed {
+				get := zksession.Get(path)
+				if err := d.ask(ctx, zksession.Barrier(), get); err != nil {
+					return err
+				}
+				if by, _ := decodeRecord(get.Data); by.Lease != d.id {
+					return nil
+				}
+			}
+			return d.ask(ctx, zksession.Delete(path, zksession.AnyVersion))
+		})
+	})
 }
 
 // setKnown remembers, or forgets, that the node of a lock is there, and the one above it.

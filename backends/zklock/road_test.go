@@ -35,9 +35,10 @@ const (
 
 // Numbers of requests.
 const (
-	opMulti  int32 = 14
-	opCreate int32 = 15 // create2
-	opDelete int32 = 2
+	opMulti     int32 = 14
+	opCreate    int32 = 15 // create2
+	opContainer int32 = 19
+	opDelete    int32 = 2
 )
 
 // newRoad makes a road to the servers of a URL, and gives the URL by it.
