@@ -202,8 +202,13 @@ func (t *leaseNode) endLeft(ctx context.Context, path, slots string, id lock.Hol
 				own = append(own, slotPath(slots, *slot))
 			}
 		}
-		own = append(own, index)
-		if there, err = t.deleteTogether(ctx, own, tries == maxTries); err != nil || there || len(own) == 1 {
+		if !errors.Is(found.Err, zksession.ErrNoNode) { // it would be refused for a node that is not there
+			own = append(own, index)
+		}
+		if len(own) == 0 {
+			return false, nil
+		}
+		if there, err = t.deleteTogether(ctx, own, tries == maxTries); err != nil || there {
 			return there, err
 		}
 	}

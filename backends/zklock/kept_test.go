@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -217,5 +219,70 @@ func testKeptPermitDeletedByHand(t testing.TB) {
 		t.Fatalf("the slot is never free: %v", err)
 	}
 	release(t, l, next)
+	noTrace(t, b, s.URL(), r, g.ID)
+}
+
+// TestKeptIndexDeletedByHand: somebody deletes the node by which what is left of a permit is found. Two sidecars clear it away at the same
+// time, and another permit takes its slot just then. Nobody else gets that slot as well.
+func TestKeptIndexDeletedByHand(t *testing.T) { again(t, testKeptIndexDeletedByHand) }
+
+func testKeptIndexDeletedByHand(t testing.TB) {
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	way, url := newRoad(t, s.URL())
+	_, l := sidecar(t, url+"?timeout=20s", 40*time.Second)
+	live(t, l)
+	b, o := sidecar(t, s.URL(), 40*time.Second)
+	live(t, o)
+	r, two := unique(), lock.Permits(2)
+	g := granted(t, l, keeping(r, two, time.Second))
+	if err := stranger(t, s.URL()).Delete(b.tree.kept(g.ID), -1); err != nil {
+		t.Fatal(err)
+	}
+	reached, next := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	way.set(func(w *road) {
+		w.request = func(op int32, body string) action {
+			if op == opDelete && strings.Contains(body, wordKept) && strings.Contains(body, string(g.ID)) {
+				once.Do(func() {
+					close(reached)
+					select {
+					case <-next:
+					case <-time.After(10 * time.Second):
+					}
+				})
+			}
+			return pass
+		}
+	})
+	release(t, l, g)
+	eventually(t, "what is left is being cleared away", func() error {
+		select {
+		case <-reached:
+			return nil
+		default:
+		}
+		if len(nodes(t, b, s.URL(), r)) > 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	release(t, o, hold(t, o, r, lock.Exclusive))
+	first := hold(t, o, r, two)
+	close(next)
+	eventually(t, "it was cleared away", func() error {
+		d := l.driver
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.lefts.of[g.ID] != nil {
+			return errors.New("it was not")
+		}
+		return nil
+	})
+	second := hold(t, l, r, two)
+	if first.Fence.Slot() == second.Fence.Slot() {
+		t.Errorf("broken law: two have the slot %d", first.Fence.Slot())
+	}
+	release(t, l, second)
+	release(t, o, first)
 	noTrace(t, b, s.URL(), r, g.ID)
 }
