@@ -101,11 +101,12 @@ func (f *forced) write(ctx context.Context) (end progress, err error) {
 // and its app has a grace; and that the lease's node tells of it, or else the next
 // heartbeat would not tell when the watch does not.
 func (f *forced) begin(ctx context.Context) (progress, error) {
-	sync, queue := zksession.Sync(f.path), zksession.Children(f.path)
-	if err := f.t.s.Do(ctx, sync, queue); err != nil {
+	// A sync would not do: a leader that does not know yet that there is another one answers it, and may lack the hold.
+	queue := zksession.Children(f.path)
+	if err := f.t.s.Do(ctx, zksession.Barrier(), queue); err != nil {
 		return pending, err
 	}
-	if err := errors.Join(sync.Err, queue.Err); err != nil && !errors.Is(err, zksession.ErrNoNode) {
+	if err := queue.Err; err != nil && !errors.Is(err, zksession.ErrNoNode) {
 		return pending, err
 	}
 	nodes := parseNodes(queue.Children)

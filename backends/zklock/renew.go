@@ -190,7 +190,7 @@ func (d *driver) oust(told []forcedNode) {
 
 // review reads nodes of ours that others have noted in the node of the lease; all of
 // them where there was more than could be noted, or that was deleted by hand. It was
-// written after that, so what is read here is not older.
+// written after that, so what is read here of those that are named is not older.
 func (d *driver) review(ctx context.Context, told []forcedNode, all bool) error {
 	grace := make(map[string]int64, len(told))
 	for _, f := range told {
@@ -205,6 +205,11 @@ func (d *driver) review(ctx context.Context, told []forcedNode, all bool) error 
 		_, named := grace[s.path]
 		return !named && !all
 	})
+	if all { // other sessions may have made some of them since, which this one has not seen
+		if err := d.leaseNode.s.Do(ctx, zksession.Barrier()); err != nil {
+			return fmt.Errorf("read own holds: %w", err)
+		}
+	}
 	calls, err := d.read(ctx, spots)
 	if err != nil {
 		return fmt.Errorf("read own holds: %w", err)
