@@ -148,7 +148,7 @@ func (d *driver) lookAt(ctx context.Context, spots ...*spot) {
 	for session, spots := range at {
 		calls := make([]*zksession.Call, len(spots))
 		for i, s := range spots {
-			d.leaseNode.subscribe(s.path, s)
+			d.leaseNode.subscribe(s.path, s.spot)
 			calls[i] = zksession.Watch(s.path)
 		}
 		err := session.Together(ctx, calls...)
@@ -156,7 +156,7 @@ func (d *driver) lookAt(ctx context.Context, spots ...*spot) {
 		for i, s := range spots {
 			switch {
 			case s.node != s.path: // it was released meanwhile
-				d.leaseNode.unsubscribe(s.path, s)
+				d.leaseNode.unsubscribe(s.path, s.spot)
 			case err != nil && calls[i].Err != nil:
 				again = append(again, s.spot)
 			default:
