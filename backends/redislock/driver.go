@@ -218,21 +218,21 @@ func (d *driver) checkLater(ctx context.Context) {
 // Ask implements leasekit.Driver.
 func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error) {
 	if d.b.foreign.Load() {
-		return leasekit.Answer{}, d.notAsked(q, errLayout)
+		return leasekit.Answer{}, d.notAsked(q.Resource, errLayout)
 	}
 	s := d.slots[d.b.keys.bucketOf(q.Resource)]
 	if err := d.enter(ctx, s); err != nil {
-		return leasekit.Answer{}, d.notAsked(q, err)
+		return leasekit.Answer{}, d.notAsked(q.Resource, err)
 	}
 	defer s.leave()
 	if q.Try {
 		if left := d.kept(s); left > 0 {
-			return leasekit.Answer{}, d.keptBack(q, left)
+			return leasekit.Answer{}, d.keptBack(q.Resource, left)
 		}
 	}
 	s.asks.Add(1)
 	over := d.over(s)
-	a, err := d.ask(ctx, s, q, d.asked.is(q.ID, over))
+	a, err := d.ask(ctx, s, &q, d.asked.is(q.ID, over))
 	switch {
 	case errors.Is(err, leasekit.ErrNotSent): // it is as it was
 	case a.Granted, err != nil && !errors.Is(err, lock.ErrUnavailable):
@@ -244,7 +244,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 }
 
 // ask is Ask in a bucket in which the lease is known. again tells that a grant that is there gets another fence.
-func (d *driver) ask(ctx context.Context, s *slot, q lock.Request, again bool) (leasekit.Answer, error) {
+func (d *driver) ask(ctx context.Context, s *slot, q *lock.Request, again bool) (leasekit.Answer, error) {
 	script, keys := scriptAcquire, d.b.keys.buckets[s.index].of(q.Resource, d.id)
 	args := words(string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode)+leastWord(q.MinHold), d.who(q.Owner, q.Cohort != nil))
 	trusted := s.trusted.Load()
@@ -275,7 +275,7 @@ func (d *driver) ask(ctx context.Context, s *slot, q lock.Request, again bool) (
 			return leasekit.Answer{}, nil // it stands in the queue
 		}
 		if r.err != nil {
-			return leasekit.Answer{}, d.notAsked(q, r.err)
+			return leasekit.Answer{}, d.notAsked(q.Resource, r.err)
 		}
 		if holder, has := holderOf(r); has {
 			tail := string(q.Handle) + ":" + holder
@@ -286,7 +286,7 @@ func (d *driver) ask(ctx context.Context, s *slot, q lock.Request, again bool) (
 		if errors.Is(err, errStranger) {
 			s.trusted.CompareAndSwap(trusted, nil) // until a heartbeat has met it
 			if q.Try {
-				return a, d.keptBack(q, notTrusted)
+				return a, d.keptBack(q.Resource, notTrusted)
 			}
 			return leasekit.Answer{Recheck: notTrusted}, nil
 		}
@@ -304,26 +304,26 @@ func (d *driver) who(owner string, several bool) string {
 	return d.sidecar + "\x00" + owner
 }
 
-func (d *driver) notAsked(q lock.Request, err error) error {
+func (d *driver) notAsked(r lock.Resource, err error) error {
 	switch {
 	case errors.Is(err, errNotSent):
 		return leasekit.ErrNotSent
 	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrLeaseLost):
-		return fmt.Errorf("acquire %q: %w", string(q.Resource), err)
+		return fmt.Errorf("acquire %q: %w", string(r), err)
 	}
-	return unavailable(fmt.Sprintf("acquire %q", string(q.Resource)), err)
+	return unavailable(fmt.Sprintf("acquire %q", string(r)), err)
 }
 
-func (d *driver) keptBack(q lock.Request, left time.Duration) error {
+func (d *driver) keptBack(r lock.Resource, left time.Duration) error {
 	return fmt.Errorf("acquire %q: Redis was restarted, or another server has taken over, and it may have forgotten locks; ask again in %s: %w",
-		string(q.Resource), left.Round(100*time.Millisecond), lock.ErrUnavailable)
+		string(r), left.Round(100*time.Millisecond), lock.ErrUnavailable)
 }
 
 // answer reads the reply to an acquire. done is false where there is more to do in
 // the store before it can decide.
 //
 // Model: failover.ANSWERED.
-func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, done bool, err error) {
+func (d *driver) answer(s *slot, q *lock.Request, r reply) (a leasekit.Answer, done bool, err error) {
 	var attached time.Duration
 	fence, granted := r.val.(string)
 	fields, _ := r.val.([]any)
@@ -347,7 +347,7 @@ func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, do
 	case kind == "HELD":
 		return a, true, &lock.HeldError{Cause: lock.ErrHeld, Status: holdersOf(q.Resource, fields[1:])}
 	case kind == "LIMIT":
-		return a, true, leasekit.OtherLimit(q)
+		return a, true, leasekit.OtherLimit(*q)
 	case kind == "MORE":
 		return a, false, nil
 	case kind == "WAIT":
@@ -370,7 +370,7 @@ func (d *driver) answer(s *slot, q lock.Request, r reply) (a leasekit.Answer, do
 	}
 	switch {
 	case left > 0 && q.Try:
-		return a, true, d.keptBack(q, left)
+		return a, true, d.keptBack(q.Resource, left)
 	case left > 0:
 		return leasekit.Answer{Recheck: left}, true, nil
 	}
