@@ -113,7 +113,11 @@ func testReviewAtAServerThatLags(t testing.TB) {
 	}
 	g := hold(t, l, unique(), lock.Exclusive)
 	goOn()
-	<-a.reads
+	select {
+	case <-a.reads:
+	case err := <-done:
+		t.Fatalf("the heartbeat has read nothing: %v", err)
+	}
 	resume()
 	if err := <-done; err != nil {
 		t.Errorf("Heartbeat: %v", err)
