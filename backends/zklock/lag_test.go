@@ -102,7 +102,7 @@ func testReviewAtAServerThatLags(t testing.TB) {
 	}
 	resume := testengine.Pause(t, rest[0])
 	path, _ := b.tree.lockPath(unique())
-	for range 60 { // what it has to take in before the lock
+	for range 15 { // what it has to take in before the lock
 		var work []any
 		for range 150 {
 			work = append(work, &zk.CreateRequest{Path: "/lag-" + path[strings.LastIndexByte(path, '/')+1:], Acl: zk.WorldACL(zk.PermAll)}, &zk.DeleteRequest{Path: "/lag-" + path[strings.LastIndexByte(path, '/')+1:], Version: -1})
