@@ -7,7 +7,7 @@ every few milliseconds whether they still come, and reads itself when they do no
 between two calls waits for two pauses at most.
 
 Whoever reads does so with the mutex, and takes what came, or leaves it to the thread, before the
-mutex is free again. To wait for something to come needs no mutex: a caller sleeps in recv, for one pause at most,
+mutex is free again. To wait for something to come needs no mutex: a caller sleeps in poll, for one pause at most,
 without taking anything. So nobody is kept from reading by one who waits, however long that one stands still: a
 signal handler may run in the middle of a wait. Who waits has the turn, which is a courtesy: the thread, when it wants
 to read itself, lets it take its answer first, for two pauses. While a loop reads, callers call the thread, which stops the loop from that.
@@ -27,7 +27,6 @@ import asyncio
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -36,22 +35,13 @@ from ._hold import Bell
 
 # So long a caller reads by itself, and so long the thread waits for callers.
 PAUSE = 0.005
+_PAUSE_MS = 5
 # So long a thread looks for its answer before it sleeps.
 _MOMENT = 0.0001
 # After an answer that did not come at once, so many are awaited asleep.
 PATIENT = 64
 # After so many answers in a row, none of them due at the same time as another, callers read.
 _FEW_SINGLE = 4
-
-
-def _limit(sock: socket.socket) -> bool:
-    """Let nobody sleep in recv for longer than a pause. False: that cannot be had here."""
-    try:
-        sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(int(PAUSE * 1e6), 1_000_000)))
-    except OSError:
-        return False
-    return True
 
 
 def readable(sock: socket.socket, timeout: float | None) -> bool:
@@ -80,10 +70,11 @@ class Reading:
 
     def __init__(self, sock: socket.socket, moment: float) -> None:
         # The sockets of gevent and eventlet belong to their loop: there the thread reads.
-        self.shared = isinstance(sock, _socket.socket) and _limit(sock)
+        self.shared = isinstance(sock, _socket.socket)
         self._sock = sock
         self.moment = moment  # so long a loop may stand still for an answer that comes at once; 0: not at all
         if self.shared:
+            sock.settimeout(None)
             self._look = _look_at(sock)
         self.turn = threading.Lock()  # of a caller that waits for its answer. Nobody waits for it with the mutex
         self.left = False  # to the callers
@@ -97,11 +88,10 @@ class Reading:
     def comes_soon(self) -> bool:
         """A thread that has the turn waits for one pause at most, without the mutex. Whether there is something to take."""
         try:
-            if not self.watch():
-                self._sock.recv(1, socket.MSG_PEEK)  # this takes nothing
-        except OSError:
+            # Not in recv: signals that come again and again would have it start its time again and again.
+            return self.watch() or bool(self._look(_PAUSE_MS))
+        except (RuntimeError, OSError):  # the first: a loop looks
             return False
-        return True
 
     def watch(self) -> bool:
         """The thread looks for its answer, while most come at once. To be woken would take as long again."""
