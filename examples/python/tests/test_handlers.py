@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from sidecars import App, Relay, Sidecar, eventually
+
+from locksidecar._reading import Reading
 
 Start = Callable[..., Sidecar]
 
@@ -114,3 +117,26 @@ def test_a_handler_that_runs_first_after_a_standstill_tells_no_loss(own_sidecar:
             app.signal(signal.SIGCONT)
             assert app.line() != "SIDECAR_SILENT"
             app.say()
+
+
+def test_a_wait_ends_while_signals_come() -> None:
+    """A timer that strikes before the wait is over does not begin it again."""
+    struck = 0
+
+    def handler(*_: object) -> None:
+        nonlocal struck
+        struck += 1
+        if struck == 2000:  # it would never end
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    here, there = socket.socketpair()
+    with here, there:
+        reading = Reading(here, 0.0)
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        try:
+            assert not any(reading.comes_soon() for _ in range(5))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert struck < 2000
