@@ -173,7 +173,7 @@ def test_after_an_answer_that_did_not_come_at_once_others_run_meanwhile(
 
 
 def test_a_look_that_takes_long_is_the_last_for_a_while(connect: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another thread computes, each step of a look waits for it, and a sleep in recv would wait once."""
+    """Where another thread computes, each step of a look waits for it, and a sleep would wait once."""
     reading = connect().session()._reading
     asked = 0
 

@@ -203,7 +203,7 @@ def test_a_client_that_is_closed_while_the_turn_goes_on(own_sidecar: Start, afte
 
 @pytest.fixture
 def asleep(own_sidecar: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A client, and a lock that another has. Who waits for it sleeps in recv for very long, when callers read."""
+    """A client, and a lock that another has. Who waits for it sleeps for very long, when callers read."""
     monkeypatch.setattr("locksidecar._reading.PAUSE", 10 * PATIENCE)
     sidecar = own_sidecar()
     with Client(sidecar.socket) as client, Client(sidecar.socket) as other:
@@ -215,7 +215,7 @@ def asleep(own_sidecar: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Sleeper:
-    """A thread of a client that waits for the lock, asleep in recv."""
+    """A thread of a client that waits for the lock, asleep."""
 
     def __init__(self, client: Client) -> None:
         self.got: list[Any] = []
@@ -243,7 +243,7 @@ class Sleeper:
         self.got.pop().release()
 
 
-def test_who_sleeps_in_recv_keeps_nobody_from_an_answer(asleep: Any) -> None:
+def test_who_sleeps_keeps_nobody_from_an_answer(asleep: Any) -> None:
     client, _, held = asleep
     sleeper = Sleeper(client)
     client.lock("other", wait=PATIENCE).acquire().release()  # its answer wakes the sleeper, who leaves it to the thread

@@ -35,7 +35,6 @@ from ._hold import Bell
 
 # So long a caller reads by itself, and so long the thread waits for callers.
 PAUSE = 0.005
-_PAUSE_MS = 5
 # So long a thread looks for its answer before it sleeps.
 _MOMENT = 0.0001
 # After an answer that did not come at once, so many are awaited asleep.
@@ -89,7 +88,7 @@ class Reading:
         """A thread that has the turn waits for one pause at most, without the mutex. Whether there is something to take."""
         try:
             # Not in recv: signals that come again and again would have it start its time again and again.
-            return self.watch() or bool(self._look(_PAUSE_MS))
+            return self.watch() or bool(self._look(int(PAUSE * 1000)))
         except (RuntimeError, OSError):  # the first: a loop looks
             return False
 
