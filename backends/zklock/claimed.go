@@ -192,3 +192,16 @@ func (t *leaseNode) freeSlot(ctx context.Context, path, slots string, id lock.Ho
 	_, err = t.removeOnce(ctx, slots, []string{strconv.Itoa(slot)})
 	return err
 }
+
+// hasTaken takes what was read of the node of a slot for which a request has asked. What is known of the request is written into its
+// node again, so that must have the slot. d.mu is held.
+func (d *driver) hasTaken(s *spot, slot *zksession.Call, czxid int64) {
+	of, _ := decodeRecord(slot.Data) // none where it is not there
+	n := s.slot
+	if of.Hold != s.ID || slot.Of() != s.l.slotPath(n) {
+		return
+	}
+	if s.rec.Slot = &n; s.least > 0 {
+		s.rec.Fence = d.leaseNode.fence(czxid) + lock.Fence(n)
+	}
+}

@@ -429,19 +429,6 @@ func (l *line) reread(session *zksession.Session, all []*spot) error {
 	return nil
 }
 
-// hasTaken takes what was read of the node of a slot for which a request has asked. What is known of the request is written into its
-// node again, so that must have the slot. d.mu is held.
-func (d *driver) hasTaken(s *spot, slot *zksession.Call, czxid int64) {
-	of, _ := decodeRecord(slot.Data) // none where it is not there
-	n := s.slot
-	if of.Hold != s.ID || slot.Of() != s.l.slotPath(n) {
-		return
-	}
-	if s.rec.Slot = &n; s.least > 0 {
-		s.rec.Fence = d.leaseNode.fence(czxid) + lock.Fence(n)
-	}
-}
-
 // enter makes sure that a request has its place in the queue, and that it may wait there.
 func (d *driver) enter(ctx context.Context, s *spot) error {
 	if err := d.place(ctx, s); err != nil || s.mode.Limit() == 0 {
