@@ -58,7 +58,7 @@ func (a *late) judge(m faultproxy.Message) action {
 func TestReviewAtAServerThatLags(t *testing.T) { again(t, testReviewAtAServerThatLags) }
 
 func testReviewAtAServerThatLags(t testing.TB) {
-	s := testengine.New(t, testengine.ZooKeeperEnsemble) // a server of others must not stand still
+	s := testengine.New(t, testengine.ZooKeeperPatient) // its own: a server of others must not stand still
 	lead, rest := leader(t, s)
 	a := &late{reached: make(chan struct{}), goOn: make(chan struct{}), reads: make(chan struct{})}
 	goOn := sync.OnceFunc(func() { close(a.goOn) })

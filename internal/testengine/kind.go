@@ -62,8 +62,9 @@ const (
 // RedisSentinel three sentinels that watch a master and its replica;
 // RedisFakeTime is one server whose clock can be shifted. ZooKeeper
 // is one server alone, ZooKeeperEnsemble three; ZooKeeperSlowTicks are three whose
-// tick is 2 s and not 200 ms, and of ZooKeeperUneven the last one allows sessions of a
-// second at most. MariaDB and MySQL are one server
+// tick is 2 s and not 200 ms, of ZooKeeperUneven the last one allows sessions of a
+// second at most, and the leader of ZooKeeperPatient waits 20 s for a server that
+// stands still, and not 2 s. MariaDB and MySQL are one server
 // alone; MariaDBFakeTime and MySQLFakeTime are as well, and their clock can be
 // shifted. MariaDBPair and MySQLPair are a primary and its replica behind one
 // address. Postgres, PostgresFakeTime and PostgresPair are the same of PostgreSQL;
@@ -105,6 +106,10 @@ var (
 	ZooKeeperUneven = &Kind{
 		name: "uneven ZooKeeper ensemble", urlEnv: "LOCKSIDECAR_TEST_ZOOKEEPER_UNEVEN_URL", image: zooKeeperImage, install: installZooKeeper,
 		ports: zooKeepers, start: startUneven,
+	}
+	ZooKeeperPatient = &Kind{
+		name: "patient ZooKeeper ensemble", urlEnv: "LOCKSIDECAR_TEST_ZOOKEEPER_PATIENT_URL", image: zooKeeperImage, install: installZooKeeper,
+		ports: zooKeepers, start: startPatient,
 	}
 	MariaDB = &Kind{
 		name: "MariaDB", urlEnv: "LOCKSIDECAR_TEST_MARIADB_URL", image: mariaDBImage, install: installMariaDB,

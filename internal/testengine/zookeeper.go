@@ -26,6 +26,12 @@ func startSlowTicks(ctx context.Context, m machine, ports []int) (Server, error)
 	return startZooKeeperWith(ctx, m, ports, func(int) []string { return []string{"tickTime=2000", "initLimit=5", "syncLimit=2"} })
 }
 
+// startPatient starts an ensemble whose leader waits for a server that stands still
+// for as long as a test may let it.
+func startPatient(ctx context.Context, m machine, ports []int) (Server, error) {
+	return startZooKeeperWith(ctx, m, ports, func(int) []string { return []string{"syncLimit=100"} })
+}
+
 // startUneven starts an ensemble whose last server allows shorter sessions than the
 // others.
 func startUneven(ctx context.Context, m machine, ports []int) (Server, error) {
