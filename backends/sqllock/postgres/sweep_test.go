@@ -126,6 +126,25 @@ func shifted() (clock lock.Clock, ahead *atomic.Int64) {
 	return func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) }, ahead
 }
 
+// keeperRounds waits until the keeper of a server has made some rounds.
+func keeperRounds(t testing.TB, s testengine.Server, n int) {
+	t.Helper()
+	h := &harness{&served.Store{Server: s}}
+	for ; n > 0; n-- {
+		var was int64
+		eventually(t, "the keeper makes its rounds", func() error {
+			round := h.execute(t, "SELECT value FROM {meta} WHERE name='keeper'")[0].Int(0)
+			if was == 0 {
+				was = round
+			}
+			if round == was {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+	}
+}
+
 // A lease was over at one server, long ago. At another one, to which the keeper has come, it lives, and ends now. Its row stays for as
 // long as that of any other lease: what comes late of it is found by that.
 func TestRowOfALeaseThatWasOverElsewhere(t *testing.T) {
@@ -152,31 +171,14 @@ func testRowOfALeaseThatWasOverElsewhere(t testing.TB) {
 	stopKeeper()
 	lead(t, keepers, fork, keeper)
 	keepBeating(t, keeper)
-	h := &harness{&served.Store{Server: fork}}
-	rounds := func(n int) {
-		t.Helper()
-		for ; n > 0; n-- {
-			var was int64
-			eventually(t, "the keeper makes its rounds", func() error {
-				round := h.execute(t, "SELECT value FROM {meta} WHERE name='keeper'")[0].Int(0)
-				if was == 0 {
-					was = round
-				}
-				if round == was {
-					return errors.New("it does not")
-				}
-				return nil
-			})
-		}
-	}
-	rounds(3)
+	keeperRounds(t, fork, 3)
 	ahead.Store(int64(2 * time.Minute))
 	if there, over := rowOf(t, fork, l); !there || over {
 		t.Fatalf("there: %v, over: %v; it is renewed there", there, over)
 	}
 	stop()
 	isOverAt(t, fork, l)
-	rounds(3)
+	keeperRounds(t, fork, 3)
 	if there, _ := rowOf(t, fork, l); !there {
 		t.Error("its row is gone as soon as it is over")
 	}
@@ -204,6 +206,7 @@ func testRowOfALeaseBehindPgBouncer(t testing.TB) {
 	lead(t, road, fork, l)
 	stop := keepBeating(t, l)
 	isOverAt(t, s, l)
+	keeperRounds(t, s, 3) // it has noted when it saw that
 	ahead.Store(int64(2 * time.Minute))
 	g.comes(g.stopped, "the keeper is about to delete the row")
 	stop()
