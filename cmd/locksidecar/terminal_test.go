@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -106,6 +109,28 @@ func (s *screen) foreground() int {
 	return group
 }
 
+// group is the processes of a process group.
+func group(t *testing.T, id int) (pids []int) {
+	t.Helper()
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if its, err := unix.Getpgid(pid); err == nil && its == id { // else it has ended
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) == 0 {
+		t.Fatalf("nobody is in group %d", id)
+	}
+	return pids
+}
+
 func TestTerminalRead(t *testing.T) {
 	side := serveProgram(t)
 	s := launchOnTerminal(t, nil, binary, "run", "--socket", side.socket, "a", "--", "sh", "-c", `echo ready; read line; echo "got <$line>"`)
@@ -177,6 +202,9 @@ func TestTerminalStopAndContinue(t *testing.T) {
 	job := s.foreground()
 	s.write("\x1a")
 	s.shows("Stopped")
+	// The shell sees that run has stopped. On a busy machine CMD is still to stop then, as any program that another one has
+	// started, and the kernel may give its read what is typed before.
+	eventually(t, "the whole job is stopped", func() bool { return !slices.ContainsFunc(group(t, job), func(pid int) bool { return !frozen(pid) }) })
 	s.write("echo the shell \"\"reads\n")
 	s.shows("the shell reads")
 	s.write("fg\n")
