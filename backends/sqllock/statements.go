@@ -300,7 +300,8 @@ func newStatements(w Words) *statements {
 		alone, "FOR UPDATE SKIP LOCKED")
 	q.leftRows = l("SELECT name, x_id FROM {lock} WHERE name IN (?ids) AND x_lease=?n")
 	q.clearRows = l("UPDATE {lock} AS l SET "+freeX+" WHERE name IN (?ids) AND x_lease=?n AND x_shared=0", alone)
-	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended>0 AND {server}=?")
+	// Until the server may grant, its TTL counts.
+	q.forgetLease = t("DELETE FROM {lease} WHERE id=? AND ended>0 AND {server}=? AND EXISTS", granting)
 
 	// A shared hold has had fence+1 at most.
 	q.idle = t("SELECT name, CASE WHEN x_id IS NULL AND crowd=0 AND fence<?-1 THEN 1 ELSE 0 END FROM {lock} WHERE name>? ORDER BY name LIMIT ?")

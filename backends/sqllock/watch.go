@@ -84,10 +84,13 @@ func (l *lease) Round(ctx context.Context, _ leasekit.KeeperRound, saw func(leas
 	for _, r := range res[1].Rows {
 		b := leasekit.Beat{Lease: r.Text(0), Number: r.Int(1), TTL: millis(r.Int(2))}
 		there[b.Lease] = true
-		if r.Bool(3) {
+		end := ending(r.Int(3))
+		if end != closed { // one that was not renewed here may have been at a server before, see mark.go
+			longest = max(longest, b.TTL)
+		}
+		if end != notEnded {
 			l.sawOver(b.Lease, now)
 		} else { // its own, too: what it has not renewed itself is over
-			longest = max(longest, b.TTL)
 			saw(b)
 		}
 	}

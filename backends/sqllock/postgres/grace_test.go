@@ -1,0 +1,37 @@
+package postgres
+
+import (
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/testengine"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+// A server takes over that lacks the last heartbeat of a holder, which does not reach it. So that lease is over there earlier than its
+// holder knows. The sidecars that do reach it have a shorter TTL. Nobody is granted what the holder relies on all the same.
+func TestLastHeartbeatIsLost(t *testing.T) {
+	t.Parallel()
+	again(t, testLastHeartbeatIsLost)
+}
+
+func testLastHeartbeatIsLost(t testing.TB) {
+	const short, long = 4 * time.Second, 30 * time.Second
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	_, keeper := sidecar(t, road.URL(), short)
+	keepBeating(t, keeper)
+	_, holder := sidecar(t, s.URL(), long)
+	held := hold(t, holder, "r", lock.Exclusive)
+	began := time.Now()
+	fork := forkBeside(t, s, keeper)
+	time.Sleep(long/3 - time.Since(began)) // so often a sidecar renews its lease
+	relies := time.Now().Add(long)
+	beat(t, holder)
+	lead(t, road, fork, keeper)
+	eventually(t, "the new server grants", func() error {
+		_, err := keeper.Acquire(t.Context(), try("r"))
+		return err
+	})
+	isOver(t, relies, held)
+}
