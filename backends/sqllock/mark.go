@@ -26,8 +26,12 @@ import (
 // markSeen is a mark that names another server than the one that answers.
 type markSeen struct {
 	mark, server string
-	since        time.Duration
+	since, last  time.Duration // when it was seen for the first time, and for the last time
 }
+
+// markSeenFor is for how long one that was seen stays the same if it is seen again. The keeper and who opens a lease look more often.
+// Whoever was cut off for longer does not know whether another server has granted meanwhile.
+const markSeenFor = time.Minute
 
 // trust has requests go to the server that answers the heartbeats: those of the lease
 // that was opened last. One that is over may be answered late, by the server before. Where
@@ -80,7 +84,8 @@ func (b *Backend) keepMark(ctx context.Context, c Conn, rows []Row, longest time
 	if len(rows) == 0 {
 		return 0, nil
 	}
-	seen := markSeen{mark: rows[0].Text(0), server: rows[0].Text(1), since: b.clock()}
+	now := b.clock()
+	seen := markSeen{mark: rows[0].Text(0), server: rows[0].Text(1), since: now, last: now}
 	if seen.mark == seen.server {
 		from := b.movedFrom(seen.server)
 		if from == "" {
@@ -97,7 +102,7 @@ func (b *Backend) keepMark(ctx context.Context, c Conn, rows []Row, longest time
 		grace = longest
 	}
 	b.mu.Lock()
-	if b.marked.mark == seen.mark && b.marked.server == seen.server {
+	if b.marked.mark == seen.mark && b.marked.server == seen.server && now < b.marked.last+markSeenFor {
 		seen.since = b.marked.since
 	}
 	b.marked = seen

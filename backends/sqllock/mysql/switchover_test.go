@@ -172,3 +172,61 @@ func firstLeaseKeepsItsServer(t testing.TB, first, second testengine.Server) {
 		t.Error(err)
 	}
 }
+
+// A sidecar saw a server take over, and was then cut off for an hour. Meanwhile the first server was the primary again, and now that one
+// takes over once more. It grants nothing for the whole grace all the same.
+func TestGraceAfterAnHourAway(t *testing.T) {
+	t.Parallel()
+	again(t, testGraceAfterAnHourAway)
+}
+
+func testGraceAfterAnHourAway(t testing.TB) {
+	const ttl = 4 * time.Second
+	s := testengine.New(t, testengine.MariaDB)
+	road := testengine.Through(t, s)
+	var ahead atomic.Int64
+	b := openClock(t, road.URL(), func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) })
+	open := func() (lock.Lease, error) {
+		return b.OpenLease(t.Context(), lock.LeaseOptions{TTL: ttl, Sidecar: t.Name()})
+	}
+	var l lock.Lease
+	eventually(t, "a lease is opened", func() (err error) {
+		l, err = open()
+		return err
+	})
+	_, holder := sidecar(t, s.URL(), ttl)
+	fork := testengine.ForkMySQL(t, s, testengine.MariaDB)
+	_ = l.Close(t.Context())
+	road.Retarget(mustParse(t, fork.URL()).Addrs[0])
+	road.Inject(testengine.Sever)
+	eventually(t, "the other server is seen", func() error {
+		l, err := open()
+		if err == nil {
+			_ = l.Close(t.Context())
+			t.Fatal("it grants at once")
+		}
+		if !strings.Contains(err.Error(), "another server has taken over") {
+			return err
+		}
+		return nil
+	})
+	ahead.Add(int64(time.Hour))
+	var g lock.Grant
+	var relies time.Time
+	eventually(t, "the first server grants", func() (err error) {
+		relies = time.Now().Add(ttl)
+		if err = beat(t.Context(), holder); err == nil {
+			g, err = holder.Acquire(t.Context(), exclusive("r"))
+		}
+		return err
+	})
+	eventually(t, "a lease is opened at the other one", func() (err error) {
+		l, err = open()
+		return err
+	})
+	defer func() { _ = l.Close(context.WithoutCancel(t.Context())) }()
+	hold(t, l, "r")
+	if early := time.Until(relies); early > 0 {
+		t.Errorf("broken law: two holders: granted %s before %s relies on it no more", early, g.ID)
+	}
+}
