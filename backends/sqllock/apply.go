@@ -42,7 +42,13 @@ func (s *state) ask(o *op) {
 	e := s.own(o)
 	n, noted := s.notes[o.id]
 	switch {
-	case noted && !n.forced, s.isLeast(o.id):
+	case noted && !n.forced:
+		o.err = lock.ErrNotHolder
+		if n.known < 0 && n.lease == o.lease { // from now on its sidecar knows
+			n.known = 0
+			s.remember(o.id, n)
+		}
+	case s.isLeast(o.id):
 		o.err = lock.ErrNotHolder
 	case e == nil && s.behind[o.id] == o.lease && o.lease != "":
 		o.queued = true
@@ -106,7 +112,7 @@ func (s *state) withdraw(o *op) {
 func (s *state) withdrawn(o *op) {
 	s.forget(o.id)
 	if o.unsure {
-		s.remember(o.id, note{lease: o.lease})
+		s.remember(o.id, note{lease: o.lease}) // which knows of it
 	}
 }
 
@@ -171,7 +177,7 @@ func notForced(kept bool) error {
 // forceOut has a waiter learn that it is out: when it asks, it is given up.
 func (s *state) forceOut(o *op, lease string) {
 	o.found = true
-	s.remember(o.id, note{lease: lease})
+	s.remember(o.id, note{lease: lease, known: -1})
 	s.told = append(s.told, lease)
 	s.note("force", o.id, lease, 0, "")
 }

@@ -64,7 +64,7 @@ CREATE TABLE IF NOT EXISTS {note} (
   lease {id} NOT NULL,
   kind {small} NOT NULL, -- 1 given up, 2 forced
   grace BIGINT NOT NULL DEFAULT 0, -- microseconds
-  known BIGINT, -- the grace that its sidecar knows of, and counts
+  known BIGINT, -- the grace that its sidecar knows of, and counts; 0: that has given it up itself
   era BIGINT NOT NULL, -- it is forgotten some eras later
   PRIMARY KEY (name, id),
   KEY lease (lease),

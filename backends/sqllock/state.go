@@ -72,7 +72,7 @@ type note struct {
 	lease  string
 	forced bool          // else it was given up
 	grace  time.Duration // of a forced release,
-	known  time.Duration // and what its sidecar knows of it; negative: nothing
+	known  time.Duration // and what its sidecar knows of it, or, of what was given up, 0; negative: nothing
 }
 
 // state is one resource as a transaction has found it, and what the requests of its

@@ -336,9 +336,9 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 		kind, known := noteGone, any(nil)
 		if m.forced {
 			kind = noteForced
-			if m.known >= 0 {
-				known = m.known.Microseconds()
-			}
+		}
+		if m.known >= 0 {
+			known = m.known.Microseconds()
 		}
 		notes = append(notes, n, []byte(id), []byte(m.lease), int64(kind), m.grace.Microseconds(), known)
 	}
