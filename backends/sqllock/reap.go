@@ -33,7 +33,8 @@ type reaper struct {
 	after  string // and the last name that was looked at
 
 	era   int64
-	since time.Duration // when this era was seen for the first time
+	eraAt string        // the server that has said so,
+	since time.Duration // and when this era was seen there for the first time
 
 	records bool // some are over
 	posts   bool // there is more than one in hold
@@ -175,8 +176,8 @@ func (r *reaper) reapNotes(ctx context.Context) error {
 	if len(res[0].Rows) == 0 {
 		return err
 	}
-	if era := res[0].Rows[0].Int(0); era != r.era || r.since == 0 {
-		r.era, r.since = era, b.clock()
+	if era, at := res[0].Rows[0].Int(0), res[0].Rows[0].Text(1); era != r.era || at != r.eraAt || r.since == 0 {
+		r.era, r.eraAt, r.since = era, at, b.clock()
 		return nil
 	}
 	// By the desks, so that a row that is crowded no more says so, and can go itself.
@@ -185,7 +186,7 @@ func (r *reaper) reapNotes(ctx context.Context) error {
 		return err
 	}
 	if b.clock() >= r.since+eraTime {
-		if _, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseEra, Args: []any{r.era}}); err != nil {
+		if _, err := b.pool.Do(ctx, "reap", Statement{SQL: q.raiseEra, Args: []any{r.era, []byte(r.eraAt)}}); err != nil {
 			return err
 		}
 		r.era, r.since = r.era+1, b.clock()

@@ -309,8 +309,8 @@ func newStatements(w Words) *statements {
 	q.deleteRow = t("DELETE FROM {lock} WHERE name=?")
 	q.raiseFloor = t("UPDATE {meta} SET value=GREATEST(value, {now}-?) WHERE name='floor'")
 	q.floor = t("SELECT value, {server} FROM {meta} WHERE name='floor'")
-	q.era = t("SELECT value FROM {meta} WHERE name='era'")
-	q.raiseEra = t("UPDATE {meta} SET value=value+1 WHERE name='era' AND value=?")
+	q.era = t("SELECT value, {server} FROM {meta} WHERE name='era'")
+	q.raiseEra = t("UPDATE {meta} SET value=value+1 WHERE name='era' AND value=? AND {server}=?")
 	q.oldNotes = t("SELECT name, id FROM {note} WHERE era<? LIMIT ?")
 
 	q.log = t("INSERT INTO {log} (at, event, name, hold, lease, fence, note) VALUES ")

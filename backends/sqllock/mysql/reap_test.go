@@ -253,3 +253,77 @@ func testReapAtAnotherServer(t testing.TB) {
 		t.Errorf("broken law: fence %d after %d", g.Fence, was)
 	}
 }
+
+// The keeper has seen an era at one server for nearly as long as that lasts, and comes to another one where the same era has just
+// begun. It lasts as long there as anywhere else, and notes of the one before stay.
+func TestEraAtAnotherServer(t *testing.T) {
+	t.Parallel()
+	again(t, testEraAtAnotherServer)
+}
+
+func testEraAtAnotherServer(t testing.TB) {
+	s := testengine.New(t, testengine.MariaDB)
+	road := testengine.Through(t, s)
+	var ahead atomic.Int64
+	d := New(mustParse(t, patient(road.URL())), nil)
+	b, err := sqllock.Open(d, sqllock.Options{
+		Migrate: true, FailoverGrace: 100 * time.Millisecond, LogKeep: time.Hour,
+		Clock: func() time.Duration { return lock.BootTime() + time.Duration(ahead.Load()) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	l := leaseFor(t, &store{Backend: b, d: d}, lock.MaxTTL)
+	keepAlive(t, t.Context(), l)
+	g := hold(t, l, "r")
+	if err := l.Release(t.Context(), "r", g.ID); err != nil {
+		t.Fatal(err)
+	}
+	at := openAt(t, s.URL())
+	t.Cleanup(func() { _ = at.Close() })
+	const era = "SELECT value FROM {meta} WHERE name='era'"
+	// steps waits until the keeper has done its chores at a server. The log comes after the notes.
+	steps := func(at *store, n int) {
+		t.Helper()
+		for range n {
+			execute(t, at, "INSERT INTO {log} (at, event, name, hold, lease, fence, note) VALUES (1, 'old', '', '', '', 0, '')")
+			eventually(t, "the keeper does its chores", func() error {
+				if number(t, at, "SELECT COUNT(*) FROM {log} WHERE event='old'") > 0 {
+					return errors.New("it does not")
+				}
+				return nil
+			})
+		}
+	}
+	steps(at, 2)
+	if n := number(t, at, era); n != 0 {
+		t.Fatalf("it is in era %d", n)
+	}
+	fork := testengine.ForkMySQL(t, s, testengine.MariaDB)
+	there := openAt(t, fork.URL())
+	t.Cleanup(func() { _ = there.Close() })
+	execute(t, there, "UPDATE {lock} SET crowd=1 WHERE name='r'")
+	execute(t, there, "INSERT INTO {note} (name, id, lease, kind, era) VALUES ('r', 'x', ?, 1, 0)", []byte(l.ID()))
+	execute(t, there, "UPDATE {meta} SET value=1 WHERE name='era'") // by the keeper there
+	ahead.Add(int64(16 * time.Minute))
+	eventually(t, "the era is over", func() error {
+		if n := number(t, at, era); n != 1 {
+			return fmt.Errorf("it is %d", n)
+		}
+		return nil
+	})
+	steps(at, 2)
+	ahead.Add(int64(14 * time.Minute))
+	road.Retarget(mustParse(t, fork.URL()).Addrs[0])
+	road.Inject(testengine.Sever)
+	steps(there, 1)
+	ahead.Add(int64(2 * time.Minute)) // it has been there for so long
+	steps(there, 3)
+	if n := number(t, there, era); n != 1 {
+		t.Errorf("it is in era %d there, and the one before began two minutes ago", n)
+	}
+	if number(t, there, "SELECT COUNT(*) FROM {note}") == 0 {
+		t.Error("a note is forgotten that was written two minutes ago")
+	}
+}
