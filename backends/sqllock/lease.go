@@ -431,9 +431,9 @@ func (l *lease) compare(ctx context.Context, each func(leasekit.Ref), what ...pa
 // Close implements leasekit.Driver. The lease ends first: from then on nothing that
 // hangs on it counts.
 func (l *lease) Close(ctx context.Context) error {
-	err := l.over(ctx, closed)
-	if err == nil {
-		_, err = l.b.sweep(ctx, string(l.id))
+	err := l.end(ctx)
+	if errors.Is(err, errLives) || errors.As(err, new(*otherServerError)) { // a pooler leads there since
+		err = l.end(ctx)
 	}
 	l.b.mu.Lock()
 	delete(l.b.leases, string(l.id))
@@ -445,6 +445,15 @@ func (l *lease) Close(ctx context.Context) error {
 		err = l.b.unavailable("close lease", err)
 	}
 	return errors.Join(err, l.beats.Close())
+}
+
+// end ends the lease, and then what hangs on it.
+func (l *lease) end(ctx context.Context) error {
+	err := l.over(ctx, closed)
+	if err == nil {
+		_, err = l.b.sweep(ctx, string(l.id))
+	}
+	return err
 }
 
 // over ends the lease for good.

@@ -287,6 +287,10 @@ func OpenFirst[L Link](h *Hosts, server string, dial func(host int) (L, error)) 
 	return none, errors.Join(errs...)
 }
 
-func errOtherServer(is, trusted string) error {
-	return fmt.Errorf("this is %s, and %s answers the heartbeats", is, trusted)
+type otherServerError struct{ is, trusted string }
+
+func (e *otherServerError) Error() string {
+	return "this is " + e.is + ", and " + e.trusted + " answers the heartbeats"
 }
+
+func errOtherServer(is, trusted string) error { return &otherServerError{is, trusted} }

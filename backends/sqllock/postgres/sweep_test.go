@@ -99,6 +99,36 @@ func testSweepBehindPgBouncer(t testing.TB) {
 	stopOther()
 }
 
+// A lease is closed at one server, and before what it has is cleared away there PgBouncer leads to another one, on which it lives. It is
+// closed there, too: what it has does not wait there for the end of its TTL.
+func TestCloseBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	for _, m := range []lock.Mode{lock.Exclusive, lock.Shared} {
+		t.Run(m.String(), func(t *testing.T) {
+			t.Parallel()
+			again(t, func(t testing.TB) { testCloseBehindPgBouncer(t, m) })
+		})
+	}
+}
+
+func testCloseBehindPgBouncer(t testing.TB, m lock.Mode) {
+	const asks = "x_lease IN ("
+	s := testengine.New(t, testengine.PostgresBouncer)
+	g := newGate(t, dialect(t, with(s.URL(), "timeout=3s")), asks, asks)
+	l := g.sidecar(lock.MaxTTL)
+	hold(t, l, "r", m)
+	fork := forkBeside(t, s, l)
+	var closed sync.WaitGroup
+	closed.Go(func() { _ = l.Close(context.WithoutCancel(t.Context())) })
+	g.comes(g.stopped, "it clears away")
+	testengine.LeadBouncer(t, s, fork)
+	g.opens()
+	closed.Wait()
+	if there, over := rowOf(t, fork, l); there && !over {
+		t.Error("it lives at the other server")
+	}
+}
+
 // rowOf is what a server knows of a lease.
 func rowOf(t testing.TB, at testengine.Server, l lock.Lease) (there, over bool) {
 	t.Helper()
