@@ -104,6 +104,13 @@ func (p *past) doubted() bool {
 	return p.doubt
 }
 
+// unsettled tells whether the mark is to be replaced, or nobody has said yet how old it is, and it may have to be.
+func (p *past) unsettled() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.doubt || p.other != 0
+}
+
 // counted gives the mark, how old it is at least, and whether it is in doubt; "": there is none yet.
 func (p *past) counted(now time.Duration) (mark string, age time.Duration, doubt bool) {
 	p.mu.Lock()

@@ -187,11 +187,12 @@ func (d *driver) renewMoving(ctx context.Context, s *slot, news *leasekit.Renewa
 }
 
 // settle has the servers told that the grace is over, where nobody has told them yet. So a sidecar that
-// starts later need not wait. It also has them told where a mark is in doubt, and a request for that was lost.
+// starts later need not wait. It also has them told where a mark is in doubt, and asked where it may be, in case a request
+// for that was lost.
 func (d *driver) settle() {
 	now := d.b.clock()
 	for i := range d.b.pasts {
-		if d.b.pasts[i].untold(d.grace, now) || d.b.doubts(i) {
+		if d.b.pasts[i].untold(d.grace, now) || d.b.cfg.grace != 0 && d.b.pasts[i].unsettled() {
 			leasekit.Ring(d.looks)
 		}
 	}

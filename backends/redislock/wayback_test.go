@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -126,6 +127,58 @@ func testNewcomerOnAServerThatIsYoung(t testing.TB) {
 	counts(time.Minute)
 	if _, err := driverNamed(b, l.ID()).lookAround(t.Context()); err != nil { // as its chores do then
 		t.Fatal(err)
+	}
+	w.newcomerWaits(s)
+}
+
+// A sidecar comes back from another server, and loses the answer that says how old the mark of the first one is. It asks again.
+func TestNewcomerAfterALookThatWasLost(t *testing.T) { again(t, testNewcomerAfterALookThatWasLost) }
+
+func testNewcomerAfterALookThatWasLost(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.b = openAt(t, w.way.URL()+withBackGrace)
+	defer func() { _ = w.b.Close() }()
+	d := lone(t, w.b, backGrace) // its chores are done here
+	beats := func() (looks bool) {
+		t.Helper()
+		eventually(t, "a heartbeat is answered", func() error {
+			_, err := d.Renew(t.Context(), nil)
+			return err
+		})
+		select {
+		case <-d.looks:
+			return true
+		default:
+			return false
+		}
+	}
+	other := testengine.ForkRedis(t, s)
+	w.lead(other)
+	if !beats() {
+		t.Fatal("it does not look at another server")
+	}
+	if _, err := d.lookAround(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, holder := sidecar(t, other.URL()+noGrace, backGrace)
+	hold(t, holder, "r")
+
+	w.lead(s)
+	if !beats() {
+		t.Fatal("it does not look at the first server again")
+	}
+	lost := w.way.LoseReply(scriptOpen.code().sha.(string), testengine.Sever)
+	if _, err := d.lookAround(t.Context()); err == nil {
+		t.Fatal("the answer was not lost")
+	}
+	<-lost
+	eventually(t, "the holds are compared", func() error { return d.Held(t.Context(), func(leasekit.Ref) {}) })
+	if beats() {
+		if _, err := d.lookAround(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.newcomerWaits(s)
 }
