@@ -3,7 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
-	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,22 +135,28 @@ func TestPastDoubts(t *testing.T) {
 // at work. Where it was a replica, there was nothing to be granted.
 func TestPastDoubtsAfterAnotherMaster(t *testing.T) {
 	for _, c := range []struct {
-		roles []string
+		found []string // run id and role, "writes": it has written something
 		want  bool
 	}{
-		{[]string{"master", "master", "master"}, true},
-		{[]string{"master", "slave", "master"}, false},
-		{[]string{"master"}, false},
+		{[]string{"1 master", "2 master", "1 master"}, true},
+		{[]string{"1 master", "2 slave", "1 master"}, false},
+		{[]string{"1 master", "2 slave", "2 master", "1 master"}, true},
+		{[]string{"1 master", "2 slave", "writes", "1 master"}, true},
+		{[]string{"1 master", "1 master", "writes"}, false},
+		{[]string{"1 slave", "2 slave", "1 slave", "1 master"}, false},
+		{[]string{"1 master"}, false},
 	} {
 		var p past
 		r, other := newRoad(nil), newRoad(nil)
 		look := func(r *road) { p.saw(seen{mark: "a", by: r.current.Load(), clock: -1, sent: time.Hour}, time.Hour) }
-		for i, role := range c.roles {
-			if err := r.found(nil, map[string]string{"run_id": strconv.Itoa(i % 2), "role": role}); err != nil {
-				t.Fatal(err)
-			}
-			if err := other.found(nil, map[string]string{"run_id": strconv.Itoa(i % 2), "role": role}); err != nil {
-				t.Fatal(err)
+		for i, what := range c.found {
+			for _, r := range []*road{r, other} {
+				run, role, found := strings.Cut(what, " ")
+				if !found {
+					r.current.Load().writes()
+				} else if err := r.found(nil, map[string]string{"run_id": run, "role": role}); err != nil {
+					t.Fatal(err)
+				}
 			}
 			if i == 0 {
 				look(r)
@@ -158,13 +164,13 @@ func TestPastDoubtsAfterAnotherMaster(t *testing.T) {
 		}
 		look(r)
 		if p.doubted() != c.want {
-			t.Errorf("%v: in doubt %v, want %v", c.roles, p.doubted(), c.want)
+			t.Errorf("%v: in doubt %v, want %v", c.found, p.doubted(), c.want)
 		}
 		var same past // by another address
 		same.saw(seen{mark: "a", by: &presence{road: r}, clock: -1}, time.Hour)
 		same.saw(seen{mark: "a", by: other.current.Load(), clock: -1}, time.Hour)
 		if same.doubted() {
-			t.Errorf("%v: in doubt by another road", c.roles)
+			t.Errorf("%v: in doubt by another road", c.found)
 		}
 	}
 }

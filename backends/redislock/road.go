@@ -33,6 +33,7 @@ type road struct {
 	current atomic.Pointer[presence]
 
 	mu       sync.Mutex
+	master   int // the number of the last presence that was a master
 	conns    map[*conn]struct{}
 	named    map[string]*conn // by the token that was sent on it
 	eviction string           // the maxmemory-policy that would evict locks, or empty
@@ -41,14 +42,23 @@ type road struct {
 // presence is one server process for as long as it is at the end of a road. The
 // process that comes back after another one is another presence.
 type presence struct {
-	run     string
-	road    *road
-	masters int // how many were at the end of the road so far, with this one
+	run    string
+	road   *road
+	no     int // counts the presences of the road, from 1
+	master int // the last one before it that was a master
 }
 
 // passedAnother tells that another master was at the end of the road between before and p.
 func (p *presence) passedAnother(before *presence) bool {
-	return p.road == before.road && p.masters-before.masters > 1
+	return p.road == before.road && p.master > before.no
+}
+
+// writes notes that the process has written something: it is a master, though it may have been a replica when the
+// connections to it were made.
+func (p *presence) writes() {
+	p.road.mu.Lock()
+	defer p.road.mu.Unlock()
+	p.road.master = max(p.road.master, p.no)
 }
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -259,18 +269,18 @@ func (r *road) found(c *conn, info map[string]string) error {
 		r.eviction = p
 	}
 	now := r.current.Load()
-	if now != nil && now.run == run {
-		return nil
-	}
-	next := &presence{run: run, road: r}
-	if now != nil { // else nothing was sent on the others yet: each finds out for itself
-		r.cutAllBut(c)
-		next.masters = now.masters
+	if now == nil || now.run != run {
+		next := &presence{run: run, road: r, no: 1, master: r.master}
+		if now != nil { // else nothing was sent on the others yet: each finds out for itself
+			r.cutAllBut(c)
+			next.no = now.no + 1
+		}
+		r.current.Store(next)
+		now = next
 	}
 	if info["role"] == "master" { // a replica grants nothing
-		next.masters++
+		r.master = now.no
 	}
-	r.current.Store(next)
 	return nil
 }
 

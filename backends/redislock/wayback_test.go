@@ -182,3 +182,39 @@ func testNewcomerAfterALookThatWasLost(t testing.TB) {
 	}
 	w.newcomerWaits(s)
 }
+
+// The other server is a replica when the sidecar comes there, and becomes a master while it is there. That is a server that
+// grants locks, too.
+func TestNewcomerAfterAReplicaThatBecameAMaster(t *testing.T) {
+	again(t, testNewcomerAfterAReplicaThatBecameAMaster)
+}
+
+func testNewcomerAfterAReplicaThatBecameAMaster(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.b, w.first = sidecar(t, w.way.URL()+withBackGrace, backGrace)
+	at := plain(t, testengine.Nodes(t, other)[0].Addr())
+	if err := at.Do(t.Context(), "replicaof", "127.0.0.1", 1).Err(); err != nil { // of a master that is not there
+		t.Fatal(err)
+	}
+	before := w.b.only.current.Load()
+	w.lead(other)
+	eventually(t, "the sidecar is at the replica", func() error {
+		if err := beat(t.Context(), w.first); err == nil || errors.Is(err, lock.ErrLeaseLost) {
+			t.Fatalf("a heartbeat to a replica: %v", err)
+		}
+		if w.b.only.current.Load() == before {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err := at.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.elsewhere(other)
+	w.loses()
+	w.lead(s)
+	w.waits()
+	w.newcomerWaits(s)
+}
