@@ -41,7 +41,7 @@ type past struct {
 	known time.Duration // how old the store knows the mark to be
 	told  time.Duration // on the backend's clock, when it was last to be told
 	asked time.Duration // on the backend's clock, when the last request was sent that was answered
-	other time.Duration // asked, of the mark before this one; 0: there was none, or it is decided whether this one is in doubt
+	other time.Duration // when a server before this one was asked last that has answered; 0: there was none, or it is decided whether this mark is in doubt
 	doubt bool          // the mark is to be replaced
 }
 
@@ -66,6 +66,9 @@ func (p *past) saw(s seen, now time.Duration) {
 		return // the answer is of before the mark was replaced, and comes late
 	case !same:
 		p.other, p.doubt = p.asked, false
+		if silence, ever := s.by.silence(); ever && s.by != p.by && s.by.road == p.by.road { // not each answer shows a mark
+			p.other = max(p.other, now-silence)
+		}
 	case s.by.passedAnother(p.by):
 		p.other, p.doubt = 0, true
 	}

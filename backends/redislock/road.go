@@ -46,6 +46,24 @@ type presence struct {
 	road   *road
 	no     int // counts the presences of the road, from 1
 	master int // the last one before it that was a master
+
+	answered atomic.Int64 // when the last request of an app, or heartbeat, was sent that it has answered, since began; 0: there was none
+	before   int64        // the same of those before it
+}
+
+// began is a moment of which only the distance matters. Go's clock is read for each request anyway.
+var began = time.Now()
+
+// answers notes that it has answered.
+func (p *presence) answers(sent time.Time) {
+	if at := int64(sent.Sub(began)); at > p.answered.Load() {
+		p.answered.Store(at)
+	}
+}
+
+// silence is for how long those before it have not answered; false: they never have.
+func (p *presence) silence() (time.Duration, bool) {
+	return time.Since(began) - time.Duration(p.before), p.before != 0
 }
 
 // passedAnother tells that another master was at the end of the road between before and p.
@@ -273,7 +291,7 @@ func (r *road) found(c *conn, info map[string]string) error {
 		next := &presence{run: run, road: r, no: 1, master: r.master}
 		if now != nil { // else nothing was sent on the others yet: each finds out for itself
 			r.cutAllBut(c)
-			next.no = now.no + 1
+			next.no, next.before = now.no+1, max(now.before, now.answered.Load())
 		}
 		r.current.Store(next)
 		now = next

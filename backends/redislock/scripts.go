@@ -216,6 +216,9 @@ func (b *Backend) run(ctx context.Context, on processor, s *script, keys []strin
 	} else {
 		r = replyOf(cmd)
 	}
+	if (cmd.script != nil || s == scriptHeartbeat) && r.err == nil && r.by != nil {
+		r.by.answers(start)
+	}
 	b.observe(s.name, time.Since(start), r.err)
 	return r
 }

@@ -218,3 +218,51 @@ func testNewcomerAfterAReplicaThatBecameAMaster(t testing.TB) {
 	w.waits()
 	w.newcomerWaits(s)
 }
+
+// A sidecar comes from another server, which has shown its mark to it last before the first one began. But it has answered
+// after that.
+func TestNewcomerAfterAnAnswerWithoutAMark(t *testing.T) {
+	t.Run("of an app's request", func(t *testing.T) {
+		again(t, func(t testing.TB) {
+			afterAnAnswer(t, func(w *wayBack, _ testengine.Server) { hold(w, w.first, "another") })
+		})
+	})
+	t.Run("that the lease is over", func(t *testing.T) {
+		again(t, func(t testing.TB) {
+			afterAnAnswer(t, func(w *wayBack, at testengine.Server) {
+				key := w.b.keys.buckets[0].leases
+				if err := plain(w, testengine.Nodes(w, at)[0].Addr()).ZRem(w.Context(), key, string(w.first.ID())).Err(); err != nil {
+					w.Fatal(err)
+				}
+				w.loses()
+			})
+		})
+	})
+}
+
+func afterAnAnswer(t testing.TB, answers func(w *wayBack, at testengine.Server)) {
+	s, other := testengine.New(t, testengine.RedisFakeTime), testengine.New(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, lock.MaxTTL)
+	passes := func(p *past, by time.Duration) { // as if so long had gone by
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.since -= by
+		p.asked -= by
+	}
+	passes(&b.pasts[0], time.Minute)
+	testengine.ShiftClock(t, s, time.Minute)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.lead(other)
+	w.elsewhere(other)
+	w.b, w.first = sidecar(t, w.way.URL()+withBackGrace, backGrace)
+	passes(&w.b.pasts[0], 90*time.Second)
+	answers(w, other)
+	w.lead(s)
+	w.loses()
+	w.waits()
+	passes(&b.pasts[0], 4*time.Minute)
+	if _, err := driverNamed(b, l.ID()).lookAround(t.Context()); err != nil { // as its chores do then
+		t.Fatal(err)
+	}
+	w.newcomerWaits(s)
+}
