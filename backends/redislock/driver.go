@@ -232,9 +232,16 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 	}
 	s.asks.Add(1)
 	over := d.over(s)
-	a, err := d.ask(ctx, s, &q, d.asked.is(q.ID, over))
+	again, first := d.asked.is(q.ID, over), false
+	if over == 0 { // a grant may come by push before the answer
+		first = d.asked.note(q.ID, over)
+	}
+	a, err := d.ask(ctx, s, &q, again)
 	switch {
 	case errors.Is(err, leasekit.ErrNotSent): // it is as it was
+		if first {
+			d.asked.forget(q.ID)
+		}
 	case a.Granted, err != nil && !errors.Is(err, lock.ErrUnavailable):
 		d.asked.forget(q.ID)
 	default:

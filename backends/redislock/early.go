@@ -35,14 +35,17 @@ func (e *early) is(id lock.HoldID, over uint64) bool {
 	return noted && was != over
 }
 
-func (e *early) note(id lock.HoldID, over uint64) {
+// note notes that it is asked for. first tells that it was not before.
+func (e *early) note(id lock.HoldID, over uint64) (first bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.over == nil {
 		e.over = make(map[lock.HoldID]uint64)
 	}
+	_, noted := e.over[id]
 	e.over[id] = over
 	e.some.Store(true)
+	return !noted
 }
 
 func (e *early) forget(id lock.HoldID) {

@@ -2,6 +2,8 @@ package redislock
 
 import (
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +52,93 @@ func testFenceOfAGrantThatWasKeptBack(t testing.TB) {
 		}
 		if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || st.Holders[0].Fence != g.Fence {
 			t.Errorf("the store has %+v (%v), and the app has %d", st.Holders, err, g.Fence)
+		}
+	case <-time.After(patience):
+		t.Fatal("it is not granted")
+	}
+}
+
+// So it is where the grant comes by push, before the sidecar has taken note of the answer.
+func TestFenceOfAGrantBeforeTheAnswer(t *testing.T) { again(t, testFenceOfAGrantBeforeTheAnswer) }
+
+func testFenceOfAGrantBeforeTheAnswer(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	hb, holder := sidecar(t, s.URL()+noGrace, backGrace)
+	_, elsewhere := sidecar(t, other.URL()+noGrace, backGrace)
+	road := testengine.Through(t, s)
+	var stops atomic.Bool
+	answered, goOn := make(chan struct{}), make(chan struct{})
+	b, err := Open(patient(road.URL()+withBackGrace), func(what string, _ time.Duration, _ error) {
+		if what == "acquire" && stops.CompareAndSwap(true, false) {
+			close(answered)
+			<-goOn
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	var l lock.Lease
+	eventually(t, "a lease is opened", func() (err error) {
+		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "waits"})
+		return err
+	})
+	t.Cleanup(func() { _ = l.Close(t.Context()) })
+	marker, held := hold(t, l, "marker"), hold(t, holder, "r")
+	testengine.Restart(t, s, testengine.KeepData)
+	for range 3 { // the first one compares
+		eventually(t, "the lease lives", func() error { return beat(t.Context(), l) })
+	}
+
+	grace := time.Hour
+	listens := func() { // what was pushed before that has come, too
+		t.Helper()
+		eventually(t, "a push comes", func() error {
+			grace -= time.Second
+			message := fmt.Sprintf("r %s %d marker", marker.ID, grace.Microseconds())
+			if err := hb.client.Publish(t.Context(), hb.keys.channel+string(l.ID()), message).Err(); err != nil {
+				return err
+			}
+			select {
+			case <-l.Events():
+				return nil
+			case <-time.After(100 * time.Millisecond):
+				return errors.New("not yet")
+			}
+		})
+	}
+	listens()
+
+	stops.Store(true)
+	granted := make(chan lock.Grant, 1)
+	go func() {
+		if g, err := acquire(t.Context(), l, exclusive("r")); err == nil {
+			granted <- g
+		}
+	}()
+	<-answered
+	road.Mute("subscribe")
+	if err := release(t.Context(), holder, "r", held.ID); err != nil {
+		t.Fatal(err)
+	}
+	before := hold(t, elsewhere, "r")
+	p := &b.pasts[0]
+	if left, _ := p.left(backGrace, b.clock()); left <= 0 {
+		t.Fatal("the app may have got it already")
+	}
+	p.mu.Lock()
+	p.since -= backGrace
+	p.mu.Unlock()
+	if err := road.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	listens()
+	close(goOn)
+	select {
+	case g := <-granted:
+		if g.Fence <= before.Fence {
+			t.Errorf("broken law: the fence is %d, and was %d before", g.Fence, before.Fence)
 		}
 	case <-time.After(patience):
 		t.Fatal("it is not granted")
