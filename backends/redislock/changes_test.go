@@ -2,12 +2,14 @@ package redislock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,7 +58,11 @@ type changes struct {
 	gap [2]time.Duration // between two changes, at least and at most
 	all []*wanderer
 
+	longer atomic.Bool // many of those who get something now keep it for longer than a grace
+
 	mu     sync.Mutex
+	stir   chan struct{} // closed while all are to let go
+	hush   chan struct{} // closed when they may ask
 	holds  []*reliance
 	forced []told
 	epoch  int           // of the last change of servers
@@ -83,8 +89,9 @@ type told struct {
 
 func newChanges(t testing.TB, seed uint64, ttl time.Duration, s testengine.Server) *changes {
 	t.Helper()
-	c := &changes{TB: t, ttl: ttl, gap: [2]time.Duration{ttl / 2, 4 * ttl}, rnd: rand.New(rand.NewPCG(seed, 0)), back: make(chan struct{})}
+	c := &changes{TB: t, ttl: ttl, gap: [2]time.Duration{ttl / 2, 4 * ttl}, rnd: rand.New(rand.NewPCG(seed, 0)), stir: make(chan struct{}), hush: make(chan struct{}), back: make(chan struct{})}
 	close(c.back)
+	close(c.hush)
 	for i := range changesSidecars {
 		w := &wanderer{c: c, rnd: rand.New(rand.NewPCG(seed, uint64(i+1))), name: fmt.Sprintf("sidecar %d", i), last: -1}
 		w.road = testengine.Through(t, s)
@@ -120,6 +127,78 @@ func (c *changes) between(least, most time.Duration) time.Duration {
 
 // one tells with a chance of one in n.
 func (c *changes) one(n int) bool { return c.rnd.IntN(n) == 0 }
+
+// stirs has all let go of what they have, and ask for it again after what was done. Many of those who get something then keep it
+// for longer than a grace, until calms is called.
+func (c *changes) stirs(what func()) (calms func()) {
+	c.Helper()
+	hush := make(chan struct{})
+	defer close(hush)
+	c.mu.Lock()
+	close(c.stir)
+	c.hush = hush
+	c.mu.Unlock()
+	time.Sleep(c.ttl / 8)
+	what()
+	c.longer.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stir = make(chan struct{})
+	return func() { c.longer.Store(false) }
+}
+
+// stirred is closed while all are to let go, and hushed when they may ask.
+func (c *changes) stirred() (stirred, hushed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stir, c.hush
+}
+
+// cutSome cuts some off, at least one, until back is called. What some of them have asked for is carried out, and they do
+// not hear of it.
+func (c *changes) cutSome() (back func()) {
+	some := []*wanderer{c.all[c.rnd.IntN(len(c.all))]}
+	for _, w := range c.all {
+		if w != some[0] && c.one(3) {
+			some = append(some, w)
+		}
+	}
+	for _, w := range some {
+		if c.one(2) {
+			w.road.Inject(testengine.HoldReplies)
+		} else {
+			w.road.Inject(testengine.Cut)
+		}
+	}
+	return func() {
+		for _, w := range some {
+			w.road.Inject(testengine.Sever)
+		}
+		c.heal(some...)
+	}
+}
+
+// lags has a replica get nothing from its master any more, until joins is called.
+func (c *changes) lags(replica string) (joins func()) {
+	c.Helper()
+	r := plain(c, replica)
+	do := func(args ...any) {
+		c.Helper()
+		if err := r.Do(c.Context(), args...).Err(); err != nil {
+			c.Fatalf("%v: %v", args, err)
+		}
+	}
+	do("config", "set", "masterauth", "none") // that the master does not take
+	do("client", "kill", "type", "master")
+	eventually(c, "the replica has no master", func() error {
+		text, err := r.Info(c.Context(), "replication").Result()
+		if err == nil && parseInfo(text)["master_link_status"] == "up" {
+			err = errors.New("the link is up")
+		}
+		return err
+	})
+	return func() { do("config", "set", "masterauth", "") }
+}
 
 func (c *changes) heal(all ...*wanderer) {
 	for _, w := range all {
@@ -252,6 +331,11 @@ func (c *switches) change(int) (what string) {
 		thaw()
 		return "stood still"
 	}
+	copied := kind == 3 && c.one(2)
+	if copied { // and what comes after that is not in it
+		defer c.stirs(func() { copyData(c, c.addr(c.now), c.addr(1-c.now)) })()
+		time.Sleep(c.between(0, c.ttl/4))
+	}
 	for _, w := range c.all {
 		if c.one(3) {
 			w.road.Inject(testengine.HoldReplies)
@@ -271,8 +355,11 @@ func (c *switches) change(int) (what string) {
 		what, to = "emptied", c.now
 		empty(c, c.servers[to])
 	case 3:
-		what = "led to a copy"
-		copyData(c, c.addr(c.now), c.addr(to))
+		what = "led to a copy of a moment ago"
+		if !copied {
+			what = "led to a copy"
+			copyData(c, c.addr(c.now), c.addr(to))
+		}
 	case 4:
 		what, to = "led to the other and soon back", c.now
 		c.lead(1 - to)

@@ -247,7 +247,12 @@ func forcedWhile(t testing.TB, loses func(testengine.Server)) {
 
 func empty(t testing.TB, s testengine.Server) {
 	t.Helper()
-	if err := plain(t, testengine.Nodes(t, s)[0].Addr()).FlushAll(t.Context()).Err(); err != nil {
+	emptyNode(t, testengine.Nodes(t, s)[0])
+}
+
+func emptyNode(t testing.TB, n testengine.Node) {
+	t.Helper()
+	if err := plain(t, n.Addr()).FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -77,7 +77,7 @@ func moveSlot(t testing.TB, s testengine.Server, b *Backend, r lock.Resource, ea
 	}
 	var to *redis.Client
 	for _, n := range testengine.Nodes(t, s) {
-		if n.Addr() != from.Options().Addr {
+		if n.Addr() != from.Options().Addr && isMaster(t, n) {
 			to = plain(t, n.Addr())
 		}
 	}

@@ -124,6 +124,9 @@ func copyData(t testing.TB, from, to string) {
 	t.Helper()
 	c := openAt(t, "redis://"+to)
 	defer func() { _ = c.Close() }()
+	if err := plain(t, from).ConfigSet(t.Context(), "repl-diskless-sync-delay", "0").Err(); err != nil { // else Redis waits for more replicas
+		t.Fatal(err)
+	}
 	host, port, _ := net.SplitHostPort(from)
 	if err := c.client.Do(t.Context(), "replicaof", host, port).Err(); err != nil {
 		t.Fatal(err)

@@ -197,6 +197,12 @@ var changesModes = []lock.Mode{lock.Exclusive, lock.Exclusive, lock.Shared, lock
 // app asks for locks, one after the other.
 func (t *term) app(ctx context.Context, rnd *rand.Rand) {
 	for ctx.Err() == nil {
+		_, hushed := t.w.c.stirred()
+		select {
+		case <-hushed:
+		case <-ctx.Done():
+			return
+		}
 		q := exclusive(resourceNo(rnd.IntN(resources)))
 		q.Mode, q.Try = changesModes[rnd.IntN(len(changesModes))], rnd.IntN(4) == 0
 		wait, cancel := context.WithTimeout(ctx, time.Duration(rnd.Int64N(int64(2*t.w.c.ttl))))
@@ -207,8 +213,13 @@ func (t *term) app(ctx context.Context, rnd *rand.Rand) {
 		}
 		if err == nil && t.relies(g) {
 			held := time.Duration(rnd.Int64N(int64(2 * t.w.c.ttl)))
+			if t.w.c.longer.Load() && rnd.IntN(2) == 0 {
+				held += 2 * t.w.c.ttl
+			}
+			stirred, _ := t.w.c.stirred()
 			select {
 			case <-time.After(held):
+			case <-stirred:
 			case <-ctx.Done():
 			}
 			if g.Mode == lock.Exclusive && rnd.IntN(4) == 0 {
