@@ -258,10 +258,11 @@ func (l *Lease) part(ctx context.Context, e *entry, c lock.Cohort) error {
 	return l.giveUp(ctx, e)
 }
 
-// taken takes the grant that has come by push, if one has. l.mu is held.
+// taken takes the grant that has come by push, if one has. Where there is a reason to compare since it was asked for, the
+// server that answers now may not have it, see asked. l.mu is held.
 func (l *Lease) taken(e *entry) *Push {
 	p := e.pushed
-	if p == nil || e.revoked {
+	if p == nil || e.revoked || e.doubted != l.doubted {
 		return nil // ask again
 	}
 	e.held, e.fence, e.pushed = true, p.Fence, nil

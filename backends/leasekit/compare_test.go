@@ -274,3 +274,25 @@ func TestGrantOfTheOldServer(t *testing.T) {
 		k.same("Heartbeat after the grant", k.beat())
 	})
 }
+
+// Two faults: a grant of the old server has come by push, and its Acquire has not gone on yet, while the new one answers. There the
+// request waits still, behind somebody else. It is asked for again before anybody has it.
+func TestPushOfTheOldServer(t *testing.T) {
+	bubble(t, func(k *kit) {
+		k.f.change(func() { k.f.taken["r"] = true })
+		q, _ := k.waits(k.t.Context())
+		k.f.push(Push{Kind: Granted, Ref: Ref{ID: q.ID}, Fence: 7})
+		k.f.change(func() { k.f.stranger = true })
+		k.same("Heartbeat", k.beat())
+		_, err := k.Acquire(k.t.Context(), q)
+		k.is("Acquire of what waits on the new server", err, lock.ErrWaiting)
+		asked := k.f.count("ask")
+		k.f.change(func() { k.f.free("r") })
+		k.f.push(Push{Kind: Granted, Ref: Ref{ID: q.ID}, Fence: 9})
+		g, err := k.Acquire(k.t.Context(), q)
+		k.is("Acquire of what the new server has granted", err, nil)
+		if g.Fence != 9 || k.f.count("ask") != asked {
+			t.Errorf("fence %d, asked %d times more", g.Fence, k.f.count("ask")-asked)
+		}
+	})
+}
