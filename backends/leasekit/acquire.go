@@ -372,6 +372,7 @@ func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unanswered()
 		e.mode = lock.Shared // it may have done it
+		l.doubted++          // a comparison meanwhile has left it out
 	case errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrLeaseLost):
 		l.remove(e)
 	}

@@ -296,3 +296,41 @@ func TestPushOfTheOldServer(t *testing.T) {
 		}
 	})
 }
+
+// Two faults: a hold is downgraded while the memories are compared, so it is left out, and that has no answer. The new server does not have
+// the hold, and the next heartbeat tells.
+func TestDowngradeBesideAComparison(t *testing.T) {
+	silent := func(ctx context.Context, _ func()) error { return hang(ctx, func() {}) }
+	for what, before := range map[string]bool{"sent before it": true, "sent meanwhile": false} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(k *kit) {
+				lost := k.acquire("r")
+				k.f.lose(lost.ID)
+				k.f.on("downgrade", silent)
+				k.f.on("held", slow(time.Second))
+				k.f.change(func() { k.f.stranger = true })
+				downgraded, compared := make(chan error, 1), make(chan []lock.Event, 1)
+				downgrade := func() {
+					go func() {
+						ctx, cancel := context.WithTimeout(k.t.Context(), 2*time.Second)
+						defer cancel()
+						downgraded <- k.Downgrade(ctx, lost.Resource, lost.ID)
+					}()
+					synctest.Wait()
+				}
+				if before {
+					downgrade()
+				}
+				go func() { compared <- k.beat() }()
+				synctest.Wait()
+				if !before {
+					downgrade()
+				}
+				k.same("Heartbeat that leaves it out", <-compared)
+				k.is("Downgrade", <-downgraded, lock.ErrUnavailable)
+				k.same("the next", k.beat(), vanished(lost))
+				k.same("a later one", k.beat())
+			})
+		})
+	}
+}
