@@ -18,7 +18,8 @@ var _ leasekit.Sorter = (*lease)(nil)
 type fresh struct {
 	id      lock.HoldID
 	key     string // of its entry,
-	version int64  // and what that has
+	version int64  // and what that has,
+	moves   bool   // or a later one: it is being written again
 }
 
 const (
@@ -33,7 +34,17 @@ func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.asked, id)
-	l.fresh[id] = fresh{id, entryKey(l.id, r, string(id)), version}
+	l.fresh[id] = fresh{id: id, key: entryKey(l.id, r, string(id)), version: version}
+}
+
+// moves notes that the lease has the entry of a hold written again. Before that is answered a heartbeat may see it.
+func (l *lease) moves(id lock.HoldID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f, known := l.fresh[id]; known {
+		f.moves = true
+		l.fresh[id] = f
+	}
 }
 
 // forget notes that a hold ends, or may have ended.
@@ -73,7 +84,7 @@ func (l *lease) shown(some []fresh, found []Found) {
 		if l.fresh[f.id] != f { // it was released meanwhile
 			continue
 		}
-		if kv, _ := found[i].one(); kv.Version != f.version {
+		if kv, _ := found[i].one(); kv.Version < f.version || kv.Version > f.version && !f.moves {
 			l.b.fell()
 			return
 		}

@@ -167,6 +167,7 @@ func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.W
 // Downgrade implements leasekit.Driver.
 func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
 	o := &op{kind: opDowngrade, id: string(r.ID), lease: l.id}
+	l.moves(r.ID)
 	if err := l.b.within(ctx, r.Resource, o); err != nil {
 		return err
 	}

@@ -1,0 +1,78 @@
+package caslock
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/lock"
+)
+
+func mustAsk(t *testing.T, l *lease, r lock.Resource) lock.Request {
+	t.Helper()
+	q := request(r)
+	if a, err := l.Ask(t.Context(), q); err != nil || !a.Granted {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	return q
+}
+
+// A hold is downgraded, and before that is answered a heartbeat sees what it has written. That is no sign of a backup.
+func TestHeartbeatBesideADowngrade(t *testing.T) {
+	m := newMemory()
+	c := &counting{road: &road{m: m}}
+	b, l := opened(t, c, Options{Timeout: patience})
+	q := mustAsk(t, l, "r")
+	before := b.fallen()
+	var once atomic.Bool
+	after := func(x Txn) {
+		if writesHead(x, "r") && !once.Swap(true) {
+			if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger {
+				t.Errorf("a heartbeat beside it: %+v, %v", r, err)
+			}
+		}
+	}
+	c.after.Store(&after)
+	ref := leasekit.Ref{Resource: q.Resource, ID: q.ID}
+	if err := l.Downgrade(t.Context(), ref); err != nil || !once.Load() {
+		t.Fatalf("%v; a heartbeat was beside it: %t", err, once.Load())
+	}
+	c.after.Store(nil)
+	if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger {
+		t.Errorf("the next one: %+v, %v", r, err)
+	}
+	if after := b.fallen(); after != before {
+		t.Errorf("the store is said to have gone back %d times", after-before)
+	}
+}
+
+// The store goes back to a backup in which a hold is not, and which is younger than the last heartbeat, and a downgrade of the hold had no
+// answer. The next heartbeat notices it.
+func TestBackupAndADowngradeWithoutAnswer(t *testing.T) {
+	m := newMemory()
+	b, kit, r, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	mustAsk(t, l, "old")
+	if renewal, err := l.Renew(t.Context(), nil); err != nil || renewal.Stranger {
+		t.Fatalf("%+v, %v", renewal, err)
+	}
+	restore := m.backup()
+	q := mustAsk(t, l, "r")
+	r.mu.Lock()
+	r.copy = func(x Txn) bool { return writesHead(x, "r") }
+	r.mu.Unlock()
+	if err := l.Downgrade(t.Context(), leasekit.Ref{Resource: q.Resource, ID: q.ID}); err == nil {
+		t.Fatal("it had an answer")
+	}
+	r.mu.Lock()
+	r.copy = nil
+	r.mu.Unlock()
+	restore()
+	m.mu.Lock()
+	m.revision += 100
+	m.mu.Unlock()
+	if renewal, err := l.Renew(t.Context(), nil); err != nil || !renewal.Stranger {
+		t.Errorf("%+v, %v", renewal, err)
+	}
+}
