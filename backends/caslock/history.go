@@ -47,15 +47,22 @@ func (b *Backend) fell() {
 func (b *Backend) fallen() uint64 { return b.told().falls }
 
 // rebase gives fences a new start, if the store went back since that was done: above all that there were, as when they began. It
-// tells whether that was necessary.
+// tells whether that was necessary. Where another sidecar has done so since it was known here, that is enough: where hundreds notice it at the
+// same moment, and each had to have its own way, each would keep all the others from it.
 func (b *Backend) rebase(ctx context.Context, command string) (rebased bool, err error) {
+	var since int64 // when it was known, at the latest
+	var falls uint64
 	for h := b.told(); h.based < h.falls; h = b.told() {
+		if h.falls != falls {
+			since, falls = b.wall().UnixMicro(), h.falls
+		}
 		r, err := b.do(ctx, command, Txn{Read: []Range{{Key: baseKey}}})
 		if err != nil {
 			return rebased, err
 		}
 		kv, _ := r.Reads[0].one()
-		if base := b.wall().UnixMicro() - fenceStep*r.Revision; decode[int64](kv) < base {
+		if begins := fenceStep * r.Revision; decode[int64](kv)+begins < since {
+			base := b.wall().UnixMicro() - begins
 			r, err = b.do(ctx, command, Txn{If: []Cond{{Key: baseKey, Version: kv.Version}}, Then: []Write{{Key: baseKey, Value: encode(base)}}})
 			if err != nil {
 				return rebased, err

@@ -1,6 +1,8 @@
 package etcd
 
 import (
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -67,6 +69,50 @@ func TestBackupSinceTheLastHeartbeat(t *testing.T) {
 					t.Errorf("the fence %d after %d and %d", last.Fence, before.Fence, after.Fence)
 				}
 			})
+		}
+	}
+}
+
+// The server goes back to a backup, and a hundred sidecars notice it at the same moment. It takes them a few requests each: they do not keep each
+// other from raising the base.
+func TestManyFindABackup(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.Etcd)
+	const n = 100
+	leases := make([]lock.Lease, n)
+	for i := range leases {
+		_, leases[i] = sidecar(t, s.URL()+"?timeout=20s", 10*time.Minute)
+	}
+	hold(t, leases[0], "first") // with which fences begin
+	restore := testengine.BackUp(t, s)
+	last := make([]lock.Grant, n)
+	for i, l := range leases {
+		last[i] = hold(t, l, lock.Resource(fmt.Sprint(i)))
+	}
+	restore()
+	before, began := metrics(t, s)["grpc_server_started_total"], time.Now()
+	var all sync.WaitGroup
+	for i, l := range leases {
+		all.Go(func() {
+			var news []lock.Event
+			eventually(t, "a heartbeat is answered", func() (err error) {
+				news, err = l.Heartbeat(t.Context())
+				return err
+			})
+			if len(news) != 1 || news[0].Kind != lock.Vanished || news[0].ID != last[i].ID {
+				t.Errorf("%+v, want that %s has vanished", news, last[i].ID)
+			}
+		})
+	}
+	all.Wait()
+	got := metrics(t, s)["grpc_server_started_total"] - before
+	t.Logf("%.0f requests for %d, in %s", got, n, time.Since(began))
+	if got > 15*n {
+		t.Errorf("%.0f requests for %d", got, n)
+	}
+	for _, was := range last {
+		if g := hold(t, leases[0], was.Resource); g.Fence <= was.Fence {
+			t.Errorf("the fence %d after %d", g.Fence, was.Fence)
 		}
 	}
 }
