@@ -47,13 +47,16 @@ func (l *lease) answered(a *asked, o *op) {
 
 // tooOld tells whether the fence of a grant may be one that there was before, because the store went back while it was asked for.
 func (a *asked) tooOld(o *op) bool {
-	granted := o.err == nil && !o.queued && o.span == 0 // with a min_hold it would be kept when it is taken back
+	granted := o.err == nil && !o.queued
 	return granted && (o.doubtful || (o.came || a.open) && o.version <= a.above)
 }
 
 // takeBack takes such a grant back, of which nobody was told. A push of it may still come.
 func (l *lease) takeBack(r lock.Resource, a *asked, o *op) error {
 	back := &op{kind: opRemove, id: o.id, lease: l.id, unsure: a.open}
+	if o.span > 0 {
+		back.kind = opDetach // for no time at all, so nothing is kept of it
+	}
 	l.b.submit(r, back)
 	if back.err != nil {
 		return back.err

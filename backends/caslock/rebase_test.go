@@ -1,6 +1,7 @@
 package caslock
 
 import (
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -61,6 +62,50 @@ func TestManyFindABackup(t *testing.T) {
 					t.Errorf("fences begin %s too early", time.Duration(began.UnixMicro()-sum)*time.Microsecond)
 				}
 			})
+		})
+	}
+}
+
+// The store goes back to a backup between the two trips of a request with a min_hold. Its grant has no fence that there was before, and
+// what is kept of it is kept once.
+func TestMinHoldWhileTheStoreGoesBack(t *testing.T) {
+	for what, lost := range map[string]bool{"answered": false, "asked again, because it had no answer": true} {
+		t.Run(what, func(t *testing.T) {
+			m := newMemory()
+			b, kit, r, _ := sidecar(t, m, time.Minute)
+			l := b.leases[string(kit.ID())]
+			before, restore := backTo(t, m, b, kit)
+			q := request("r")
+			q.MinHold = time.Hour
+			writes := 0
+			r.mu.Lock()
+			r.copy = func(x Txn) bool {
+				if !writesHead(x, "r") {
+					return false
+				}
+				if writes++; writes > 1 {
+					return false
+				}
+				restore()
+				return lost && m.do(x).Done
+			}
+			r.mu.Unlock()
+			a, err := l.Ask(t.Context(), q)
+			if lost {
+				if !errors.Is(err, lock.ErrUnavailable) {
+					t.Fatal(err)
+				}
+				a, err = l.Ask(t.Context(), q)
+			}
+			if err != nil || !a.Granted || a.Fence <= before.Fence {
+				t.Errorf("broken law: fence %d after %d, %v", a.Fence, before.Fence, err)
+			}
+			if err := kit.Release(t.Context(), "r", q.ID); err != nil {
+				t.Fatal(err)
+			}
+			if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || st.Holders[0].Kept == 0 || st.Holders[0].Fence != a.Fence {
+				t.Errorf("who keeps others out: %+v, %v", st, err)
+			}
 		})
 	}
 }

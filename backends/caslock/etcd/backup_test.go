@@ -1,11 +1,14 @@
 package etcd
 
 import (
+	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/caslock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -114,5 +117,61 @@ func TestManyFindABackup(t *testing.T) {
 		if g := hold(t, leases[0], was.Resource); g.Fence <= was.Fence {
 			t.Errorf("the fence %d after %d", g.Fence, was.Fence)
 		}
+	}
+}
+
+// between does something before a transaction is sent.
+type between struct {
+	*store
+	before func(caslock.Txn)
+}
+
+func (b *between) Do(ctx context.Context, x caslock.Txn) (caslock.Result, error) {
+	b.before(x)
+	return b.store.Do(context.WithoutCancel(ctx), x) // the time that the other thing takes does not count
+}
+
+// The server goes back to a backup between the two trips of a request with a min_hold, which is not noticed before its grant is answered. The
+// grant has no fence that there was before.
+func TestMinHoldWhileTheServerGoesBack(t *testing.T) {
+	t.Parallel()
+	s := testengine.New(t, testengine.Etcd)
+	cfg, err := parseURL(s.URL() + "?timeout=1m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var armed atomic.Bool
+	restore := func() {}
+	w := &between{newStore(cfg), func(x caslock.Txn) {
+		if len(x.If) > 0 && x.If[0].Key == "head/r" && len(x.Then) > 1 && armed.CompareAndSwap(true, false) {
+			restore()
+		}
+	}}
+	b := caslock.Open(w, caslock.Options{Timeout: cfg.timeout})
+	t.Cleanup(func() { _ = b.Close() })
+	l, err := b.OpenLease(t.Context(), lock.LeaseOptions{TTL: 10 * time.Minute, Sidecar: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close(context.WithoutCancel(t.Context())) })
+	release(t, l, hold(t, l, "r")) // with which fences begin
+	restore = testengine.BackUp(t, s)
+	var before lock.Grant
+	for range 50 {
+		before = hold(t, l, "r")
+		release(t, l, before)
+	}
+	armed.Store(true)
+	q := request("r")
+	q.MinHold = time.Hour
+	g, err := l.Acquire(t.Context(), q)
+	if err != nil || armed.Load() {
+		t.Fatalf("%v; the server went back: %t", err, !armed.Load())
+	}
+	if g.Fence <= before.Fence {
+		t.Errorf("broken law: fence %d after %d", g.Fence, before.Fence)
+	}
+	if err := l.Release(t.Context(), "r", q.ID); err != nil {
+		t.Error(err)
 	}
 }
