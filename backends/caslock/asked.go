@@ -1,6 +1,7 @@
 package caslock
 
 import (
+	"context"
 	"errors"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -51,15 +52,15 @@ func (a *asked) tooOld(o *op) bool {
 	return granted && (o.doubtful || (o.came || a.open) && o.version <= a.above)
 }
 
-// takeBack takes such a grant back, of which nobody was told. A push of it may still come.
-func (l *lease) takeBack(r lock.Resource, a *asked, o *op) error {
+// takeBack takes such a grant back, of which nobody was told. A push of it may still come. Where ctx ends before, that goes on, and the
+// request is as one that had no answer.
+func (l *lease) takeBack(ctx context.Context, r lock.Resource, a *asked, o *op) error {
 	back := &op{kind: opRemove, id: o.id, lease: l.id, unsure: a.open}
 	if o.span > 0 {
 		back.kind = opDetach // for no time at all, so nothing is kept of it
 	}
-	l.b.submit(r, back)
-	if back.err != nil {
-		return back.err
+	if err := l.b.within(ctx, r, back); err != nil {
+		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

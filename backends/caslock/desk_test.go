@@ -239,6 +239,33 @@ func overtake(ctx context.Context, t *testing.T, overtaken func(n int)) int {
 	return r.n
 }
 
+// Others overtake again and again what takes a grant back. That goes on without the app, whose time is over.
+func TestTakingBackIsOvertaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const wait = time.Second
+		r := &outrun{lagging: lagging{&road{m: newMemory()}}, overtaken: func(int) {}, n: 1000}
+		b, l := opened(t, r, Options{Timeout: 2 * time.Second})
+		q := request("r")
+		a := l.asks(q)
+		o := &op{kind: opAsk, id: string(q.ID), lease: l.id, place: place{ID: string(q.ID), Lease: l.id, Mode: q.Mode}}
+		if b.submit("r", o); o.err != nil || !o.held() {
+			t.Fatalf("%+v, %v", o.granted, o.err)
+		}
+		r.n = 0
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		began := time.Now()
+		err := l.takeBack(ctx, "r", a, o)
+		if took := time.Since(began); !errors.Is(err, lock.ErrUnavailable) || took > wait+trips || took < wait {
+			t.Errorf("it ended after %s: %v", took, err)
+		}
+		time.Sleep(time.Minute)
+		if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) > 0 {
+			t.Errorf("%+v, %v", st, err)
+		}
+	})
+}
+
 // Others overtake again and again what is done for an app or an administrator about a lock that somebody else has, who may be dead. That ends with the
 // time of who has asked for it, too.
 func TestOvertakenOnBehalfOfAnApp(t *testing.T) {

@@ -382,7 +382,7 @@ func TestPushOfWhatWasTakenBack(t *testing.T) {
 	if b.submit("r", o); o.err != nil || o.queued || o.version <= a.above {
 		t.Fatalf("%v; it waits: %t; version %d, asked after %d", o.err, o.queued, o.version, a.above)
 	}
-	if err := l.takeBack("r", a, o); err != nil {
+	if err := l.takeBack(t.Context(), "r", a, o); err != nil {
 		t.Fatal(err)
 	}
 	if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) > 0 {

@@ -104,7 +104,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		}}
 		l.b.submit(q.Resource, o)
 		if waits.tooOld(o) {
-			if o.err = l.takeBack(q.Resource, waits, o); o.err == nil {
+			if o.err = l.takeBack(ctx, q.Resource, waits, o); o.err == nil {
 				continue
 			}
 		}
