@@ -280,7 +280,9 @@ func leader(t testing.TB, s testengine.Server) (lead testengine.Node, rest []tes
 		lead, rest = nil, nil
 		nodes := testengine.Nodes(t, s)
 		for _, n := range nodes {
-			switch mode := say(t, n.Addr(), "srvr"); {
+			switch mode, err := said(n.Addr(), "srvr"); {
+			case err != nil:
+				return err
 			case strings.Contains(mode, "Mode: leader"):
 				lead = n
 			case strings.Contains(mode, "Mode: follower"):
