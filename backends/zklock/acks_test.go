@@ -111,7 +111,7 @@ func testForcedReleasesOfOneSidecar(t testing.TB) {
 	live(t, l)
 	b, l2 := sidecar(t, s.URL(), 15*time.Second)
 	live(t, l2)
-	const n = 300
+	const n = 150
 	holds := make([]lock.Grant, n)
 	var all sync.WaitGroup
 	for i := range holds {

@@ -47,8 +47,8 @@ func testNoSessionEndsInALargeTransaction(t testing.TB) {
 		var all sync.WaitGroup
 		for i := range 50 {
 			all.Go(func() {
-				for j := range 50 {
-					name := fmt.Sprintf("%s/%02d/%02d", strings.Repeat("x", 200), i, j)
+				for j := range 20 {
+					name := fmt.Sprintf("%s/%02d/%02d", strings.Repeat("x", 500), i, j)
 					g, err := l.Acquire(t.Context(), request(lock.Resource(name), lock.Exclusive))
 					if err != nil {
 						t.Errorf("Acquire: %v", err)
@@ -71,7 +71,7 @@ func testNoSessionEndsInALargeTransaction(t testing.TB) {
 		if sum < 2*zksession.MaxPaths {
 			t.Fatalf("%s: the server has only %d bytes of paths", layout, sum)
 		}
-		for some := range slices.Chunk(grants, 50) {
+		for some := range slices.Chunk(grants, 20) {
 			all.Go(func() {
 				for _, g := range some {
 					if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {

@@ -11,32 +11,25 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
+	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// fill has a lease hold so much that what it asks for next has its node in another
-// session than the first.
-func fill(t testing.TB, l *lease) {
+// fillUp leaves no room for the nodes of a request in a session of a lease. What it asks for next has its nodes in another one.
+func fillUp(t testing.TB, l *lease, s *zksession.Session) {
 	t.Helper()
-	var wg sync.WaitGroup
-	for range 16 {
-		wg.Go(func() {
-			for range 60 {
-				q := request(unique()+lock.Resource(strings.Repeat("x", 200)), lock.Exclusive)
-				_, err := l.Acquire(t.Context(), q)
-				for end := time.Now().Add(3 * patience); errors.Is(err, lock.ErrUnavailable) && time.Now().Before(end); {
-					time.Sleep(10 * time.Millisecond) // the machine is busy
-					_, err = l.Acquire(t.Context(), q)
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-			}
+	for size := zksession.MaxPaths / 2; size > 16; {
+		var room *zksession.Room
+		eventually(t, "there is room in some session", func() (err error) {
+			room, err = l.driver.set.Room(t.Context(), strings.Repeat("x", size))
+			return err
 		})
+		if room.Session() != s {
+			room.Leave()
+			size /= 2
+		}
 	}
-	wg.Wait()
 }
 
 // TestSeveredUnderLoad: connections break all the time, waits are cancelled, tries are
@@ -66,7 +59,7 @@ func severedUnderLoad(t testing.TB, s testengine.Server, short int) {
 		b.shortQueue = short
 		live(t, l)
 		if i > 0 { // whose first session is full
-			fill(t, l)
+			fillUp(t, l, l.driver.leaseNode.s)
 		}
 		wg.Go(func() {
 			for leasekit.Sleep(ctx, time.Duration(50+rand.IntN(300))*time.Millisecond) {

@@ -229,7 +229,7 @@ func exclusionWhileItMoves(t *testing.T, kind *testengine.Kind, m lock.Mode, by 
 		l := newLease(t, b, 40*time.Second)
 		beating(t, l, 5*time.Second)
 		if i == 1 && kind == testengine.ZooKeeperEnsemble && m == lock.Exclusive { // whose first session is full
-			fill(t, l)
+			fillUp(t, l, l.driver.leaseNode.s)
 		}
 		backends, leases, begin = append(backends, b), append(leases, l), append(begin, then)
 	}
