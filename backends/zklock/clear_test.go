@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -28,10 +27,7 @@ func testGivenUpBeforeItsSlot(t testing.TB) {
 	_, o := sidecar(t, s.URL(), 40*time.Second)
 	live(t, o)
 	hold(t, o, unique(), lock.Permits(1)) // what is above all slots is there
-	const spare = 1 << 10                 // of the first session, whose rest is taken: what comes next has its nodes in another one
-	if _, err := l.driver.set.Room(t.Context(), strings.Repeat("x", zksession.MaxPaths-spare-20)); err != nil {
-		t.Fatal(err)
-	}
+	fillUp(t, l, l.driver.leaseNode.s)
 	r := unique()
 	path, _ := b.tree.lockPath(r)
 	x := hold(t, o, r, lock.Exclusive)
@@ -134,7 +130,6 @@ func testNodeOfAnotherWithoutAnswer(t testing.TB) {
 // lostNode has a request given up of which nothing but the node of its lock can have been made, without an answer.
 func lostNode(t testing.TB, server, layout string, before func(path string)) (l *lease, path string, q lock.Request) {
 	t.Helper()
-	c := stranger(t, server)
 	way, url := newRoad(t, server)
 	b, l := sidecar(t, url+"?layout="+layout, 30*time.Second)
 	live(t, l)
@@ -142,36 +137,9 @@ func lostNode(t testing.TB, server, layout string, before func(path string)) (l 
 	q = request(unique(), lock.Exclusive)
 	path, _ = b.tree.lockPath(q.Resource)
 	before(path)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var made sync.Once
-	cut := make(chan struct{})
-	way.set(func(w *road) {
-		w.request = func(op int32, body string) action {
-			a := pass
-			switch {
-			case op == opContainer && strings.Contains(body, path):
-				made.Do(func() { a = cutAfter; close(cut) })
-			case (op == opCreate || op == opMulti) && strings.Contains(body, string(q.ID)):
-				appears(c, path)
-				cancel()
-				a = cutBefore
-			}
-			return a
-		}
-	})
-	if g, err := l.Acquire(ctx, q); err == nil {
-		t.Errorf("Acquire without a node: %+v", g)
-	}
-	select {
-	case <-cut:
-	default:
-		t.Fatal("nothing was cut behind the node of the lock")
-	}
-	way.set(func(w *road) { w.request = nil })
-	if err := released(t, l, q.Resource, q.ID); err != nil && !errors.Is(err, lock.ErrNotHolder) {
-		t.Fatalf("Release: %v", err)
-	}
+	cut, judge := onceCut(opContainer, path, cutAfter)
+	neverPlaced(t, stranger(t, server), way, l, q, path, judge)
+	wasCut(t, cut, "behind the node of the lock")
 	return l, path, q
 }
 
@@ -188,36 +156,9 @@ func TestCutAsItIsCleared(t *testing.T) {
 			q := request(unique(), lock.Exclusive)
 			path, _ := b.tree.lockPath(q.Resource)
 			release(t, l, hold(t, l, unique(), lock.Exclusive))
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var cleared sync.Once
-			cut := make(chan struct{})
-			way.set(func(w *road) {
-				w.request = func(op int32, body string) action {
-					a := pass
-					switch {
-					case op == opDelete && strings.Contains(body, path):
-						cleared.Do(func() { a = do; close(cut) })
-					case op == opCreate && strings.Contains(body, string(q.ID)):
-						appears(c, path)
-						cancel()
-						a = cutBefore
-					}
-					return a
-				}
-			})
-			if g, err := l.Acquire(ctx, q); err == nil {
-				t.Errorf("Acquire without a node: %+v", g)
-			}
-			if err := released(t, l, q.Resource, q.ID); err != nil && !errors.Is(err, lock.ErrNotHolder) {
-				t.Fatalf("Release: %v", err)
-			}
-			select {
-			case <-cut:
-			case <-time.After(patience):
-				t.Fatal("nothing was cut as it was cleared")
-			}
-			way.set(func(w *road) { w.request = nil })
+			cut, judge := onceCut(opDelete, path, do)
+			neverPlaced(t, c, way, l, q, path, judge)
+			wasCut(t, cut, "as it was cleared")
 			absent(t, c, path)
 		})
 	}

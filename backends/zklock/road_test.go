@@ -94,16 +94,20 @@ func (r *road) set(f func(*road)) {
 // once makes an action for the first request that is of an op and has a word in
 // its body. The channel is closed when it has come.
 func (r *road) once(op int32, word string, do action) <-chan struct{} {
-	seen := make(chan struct{})
-	var once sync.Once
-	r.set(func(r *road) {
-		r.request = func(o int32, body string) action {
-			a := pass
-			if o == op && strings.Contains(body, word) {
-				once.Do(func() { a = do; close(seen) })
-			}
-			return a
-		}
-	})
+	seen, judge := onceCut(op, word, do)
+	r.set(func(r *road) { r.request = judge })
 	return seen
+}
+
+// onceCut judges requests as once does.
+func onceCut(op int32, word string, do action) (seen <-chan struct{}, judge func(op int32, body string) action) {
+	came := make(chan struct{})
+	var once sync.Once
+	return came, func(o int32, body string) action {
+		a := pass
+		if o == op && strings.Contains(body, word) {
+			once.Do(func() { a = do; close(came) })
+		}
+		return a
+	}
 }
