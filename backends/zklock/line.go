@@ -76,7 +76,7 @@ type line struct {
 	changes int // of the children that were heard of
 
 	busy, again, poked bool          // see advance
-	calm               chan struct{} // closed when it is not busy any more; nil while nobody waits for that
+	calm               chan struct{} // closed when who is busy has stopped; nil while nobody waits for that
 
 	surveyTurn chan struct{} // has room for one
 	nextSurvey *survey
@@ -86,39 +86,66 @@ type line struct {
 const shortQueue = 64
 
 // advance finds out whose turn it is, as far as nobody else is doing so: then that one
-// looks again when it has finished.
+// looks again when it has finished. It stops where somebody wants to look for himself.
 func (l *line) advance() error {
-	_, err := l.advanced()
+	_, err := l.advanced(false, func(bool) bool { return l.calm != nil })
 	return err
 }
 
-// settled is advance, but does not leave it to somebody else.
-func (l *line) settled() error {
+// advanceFor is advance for who has asked for a request. When that has its answer, or ctx has ended, it leaves the others to
+// another goroutine: on a busy line there is always one more.
+func (l *line) advanceFor(ctx context.Context, s *spot) error {
+	_, err := l.advanced(false, func(bool) bool { return l.calm != nil || s.answered() || ctx.Err() != nil })
+	return err
+}
+
+// settled is advance for who has asked for a request, but does not leave it to somebody else, unless that has its answer.
+func (l *line) settled(s *spot) error {
 	for {
-		calm, err := l.advanced()
+		calm, err := l.advanced(true, func(looked bool) bool { return looked || s.answered() })
 		if calm == nil {
 			return err
 		}
 		<-calm
+		if l.leaves(s) {
+			return nil
+		}
 	}
 }
 
-// advanced is advance; busy is closed when who is doing so has finished, nil: it was us.
-func (l *line) advanced() (busy <-chan struct{}, err error) {
+// leaves reports whether a request has its answer. Then another goroutine does what is left to do.
+func (l *line) leaves(s *spot) bool {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	answered := s.answered()
+	if answered {
+		l.poke()
+	}
+	return answered
+}
+
+// advanced asks until there is no question, or it is enough. What is left to do then another goroutine does. After each question
+// enough is called, with d.mu held; looked: there is no other one. Where somebody else is doing so, who wants to wait gets
+// what is closed when that one has stopped; nil: it was us.
+func (l *line) advanced(wait bool, enough func(looked bool) bool) (busy <-chan struct{}, err error) {
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
 	l.poked, l.again = false, true
 	if l.busy {
-		if l.calm == nil {
+		if wait && l.calm == nil {
 			l.calm = make(chan struct{})
 		}
 		return l.calm, nil
 	}
 	l.busy = true
+	left := false
 	defer func() {
-		if l.busy = false; l.calm != nil {
+		switch l.busy = false; {
+		case l.calm != nil: // who waits goes on
 			close(l.calm)
 			l.calm = nil
+		case left:
+			l.poke()
 		}
 	}()
 	for l.again {
@@ -128,6 +155,9 @@ func (l *line) advanced() (busy <-chan struct{}, err error) {
 			if done, err = l.step(); err != nil {
 				l.suspect = true // the next connection, heartbeat or recheck makes it look again
 				return nil, err
+			}
+			if left = (l.again || !done && len(l.waiting) > 0) && enough(done); left {
+				return nil, nil
 			}
 		}
 	}

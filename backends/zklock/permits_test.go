@@ -178,9 +178,9 @@ func testPermitsTakeSlotsInOrder(t testing.TB) {
 	}
 	d := quick.driver
 	d.mu.Lock()
-	behind := d.spots[next.ID].l
+	behind := d.spots[next.ID]
 	d.mu.Unlock()
-	if err := behind.settled(); err != nil {
+	if err := behind.l.settled(behind); err != nil {
 		t.Fatal(err)
 	}
 	d.mu.Lock()

@@ -113,7 +113,7 @@ func (d *driver) askFor(ctx context.Context, s *spot, try bool) (leasekit.Answer
 	if err := d.enter(ctx, s); err != nil {
 		return leasekit.Answer{}, err
 	}
-	if err := s.l.advance(); err != nil && !errors.Is(err, zksession.ErrLost) && !errors.Is(err, zksession.ErrNotSent) {
+	if err := s.l.advanceFor(ctx, s); err != nil && !errors.Is(err, zksession.ErrLost) && !errors.Is(err, zksession.ErrNotSent) {
 		return leasekit.Answer{}, err // the server would say it again
 	}
 	a, _, err = d.answer(s)

@@ -70,6 +70,9 @@ func (s *spot) names() []string {
 	}
 }
 
+// answered reports whether it is known what has become of a request: it is granted, or its node is gone. d.mu is held.
+func (s *spot) answered() bool { return s.held || s.gone || s.name == "" }
+
 // changed is called when the node of a hold was changed or deleted.
 func (s *spot) changed(deleted bool) {
 	d := s.l.d

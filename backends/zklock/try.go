@@ -36,7 +36,7 @@ func (d *driver) try(ctx context.Context, s *spot) (leasekit.Answer, error) {
 		return a, err
 	}
 	// Somebody was faster, or it was not known yet: its line finds out which.
-	if err := s.l.settled(); err != nil {
+	if err := s.l.settled(s); err != nil {
 		return leasekit.Answer{}, err
 	}
 	if a, err := d.answerBehind(ctx, s); a.Granted || err != nil {
