@@ -222,7 +222,7 @@ func (d *driver) detached(s *spot, as node, ttl time.Duration) {
 	defer d.mu.Unlock()
 	s.rec.Slot = nil // it is still taken
 	s.l.leave(s)
-	d.endsIn(s.Resource, s.l.path, as, ttl)
+	d.leavesFor(s.Resource, s.l.path, as, ttl)
 	d.forget(s)
 }
 

@@ -257,6 +257,18 @@ type leftovers struct {
 	more chan struct{} // has a value when there is an earlier one
 }
 
+// maxLefts bounds what a lease remembers of its own holds that have left something. Others may have ended that long before its time
+// is over, and nobody is told of that.
+const maxLefts = 10_000
+
+// leavesFor is endsIn for what nobody is known to wait for. Where there is too much of that, those who will wait for it end it, or
+// the sweep. d.mu is held.
+func (d *driver) leavesFor(r lock.Resource, path string, n node, left time.Duration) {
+	if len(d.lefts.of) < d.b.maxLefts || d.lefts.of[n.id] != nil {
+		d.endsIn(r, path, n, left)
+	}
+}
+
 // endsIn notes when what is left of a hold is over. d.mu is held.
 func (d *driver) endsIn(r lock.Resource, path string, n node, left time.Duration) {
 	o := &leftover{at: d.b.clock() + left, resource: r, path: path, node: n}

@@ -444,7 +444,7 @@ func (l *line) leave(s *spot) {
 	}
 	l.gone(s.place())
 	if s.remains {
-		l.d.endsIn(l.resource, l.path, s.place().left(), s.until-l.d.b.clock())
+		l.d.leavesFor(l.resource, l.path, s.place().left(), s.until-l.d.b.clock())
 	} else if s.rec.Slot != nil {
 		delete(l.slots, *s.rec.Slot)
 	}

@@ -467,7 +467,7 @@ func (d *driver) find(ctx context.Context, s *spot) error {
 	s.unsure = false
 	if len(names) == 0 {
 		if s.gone = s.outed; left.kept {
-			d.endsIn(s.Resource, s.l.path, left, s.until-d.b.clock())
+			d.leavesFor(s.Resource, s.l.path, left, s.until-d.b.clock())
 		}
 		return nil
 	}

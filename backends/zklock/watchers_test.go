@@ -50,3 +50,45 @@ func TestWatchersAreForgotten(t *testing.T) {
 		})
 	}
 }
+
+// TestLeftsAreBounded: holds with a MinHold are released, and detached ones are ended elsewhere long before their time is over. Their
+// sidecar remembers no more than so many of them, and all are ended in time.
+func TestLeftsAreBounded(t *testing.T) { again(t, testLeftsAreBounded) }
+
+func testLeftsAreBounded(t testing.TB) {
+	const most, least = 3, 2 * time.Second
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	b := openAt(t, s.URL())
+	t.Cleanup(func() { _ = b.Close() })
+	b.maxLefts, b.sweepEvery = most, 100*time.Millisecond
+	l := newLease(t, b, 40*time.Second)
+	beating(t, l, 50*time.Millisecond) // which the sweep stands behind
+	ob, _ := sidecar(t, s.URL(), 40*time.Second)
+	d := l.driver
+	remembered := func() {
+		t.Helper()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if n, m := len(d.lefts.of), len(d.lefts.all); n > most || m > n {
+			t.Errorf("%d are remembered, and %d in order, want at most %d", n, m, most)
+		}
+	}
+	for range 2 * most {
+		g, key := granted(t, l, detachable(unique(), lock.Exclusive)), lock.NewSecret().Key()
+		err := answered(t, func() error { return l.detach(t.Context(), g, key, time.Hour) })
+		if err != nil {
+			t.Fatalf("Detach: %v", err)
+		}
+		err = answered(t, func() error { _, err := ob.SetHandle(t.Context(), g.Resource, key, 0); return err })
+		if err != nil && !errors.Is(err, lock.ErrNoHandle) { // an attempt without an answer
+			t.Fatalf("SetHandle: %v", err)
+		}
+		remembered()
+	}
+	for range 2 {
+		g := granted(t, l, keeping(unique(), lock.Permits(1), least))
+		release(t, l, g)
+		remembered()
+		noTrace(t, ob, s.URL(), g.Resource, g.ID)
+	}
+}

@@ -37,6 +37,7 @@ type Backend struct {
 	recheckOf  func(ttl time.Duration) time.Duration
 	sweepEvery time.Duration // see sweepEvery
 	sweepLooks int           // see sweepLooks
+	maxLefts   int           // see maxLefts
 
 	guestTimeout time.Duration // see guestTimeout
 
@@ -61,7 +62,7 @@ func Open(rawURL string, observe lock.Observe) (*Backend, error) {
 		return nil, err
 	}
 	return &Backend{
-		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue, recheckOf: leasekit.RecheckOf, sweepEvery: sweepEvery, sweepLooks: sweepLooks, guestTimeout: guestTimeout,
+		cfg: cfg, tree: cfg.tree(), observe: observe, clock: lock.BootTime, wall: time.Now, maxSeq: maxSeq, shortQueue: shortQueue, recheckOf: leasekit.RecheckOf, sweepEvery: sweepEvery, sweepLooks: sweepLooks, maxLefts: maxLefts, guestTimeout: guestTimeout,
 		known: make(map[string]struct{}), forcing: make(chan struct{}, maxForcing), guestTurn: make(chan struct{}, 1),
 	}, nil
 }
