@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/locksidecar/locksidecar/backends/zklock/zksession"
 	"github.com/locksidecar/locksidecar/internal/faultproxy"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -76,12 +75,9 @@ func testReviewAtAServerThatLags(t testing.TB) {
 	other := road(lead, func(faultproxy.Message) action { return pass })
 	other.Shut(lead.Addr())
 	b, l := sidecar(t, "zk://"+lags.Addr()+","+other.Addr()+"?timeout=10s", 40*time.Second)
-	const spare = 1 << 10
-	if _, err := l.driver.set.Room(t.Context(), strings.Repeat("x", zksession.MaxPaths-spare-20)); err != nil {
-		t.Fatal(err)
-	}
 	other.Shut("")
 	lags.Shut(rest[0].Addr())
+	fillUp(t, l, l.driver.leaseNode.s)
 	first := hold(t, l, unique(), lock.Exclusive) // by another session, at the other server
 	if err := beat(t.Context(), l); err != nil {
 		t.Fatal(err)
@@ -130,51 +126,4 @@ func testReviewAtAServerThatLags(t testing.TB) {
 		release(t, l, g)
 		empty(t, b, s.URL(), g.Resource)
 	}
-}
-
-// TestForceThroughADeposedLeader: the leader stands still, and another one is elected, at which a lock is taken. When the old one goes on,
-// it answers what it was asked before it hears of that. Whoever forces the release of that lock there is not told that nobody has it.
-func TestForceThroughADeposedLeader(t *testing.T) { again(t, testForceThroughADeposedLeader) }
-
-func testForceThroughADeposedLeader(t testing.TB) {
-	s := testengine.New(t, testengine.ZooKeeperEnsemble)
-	lead, rest := leader(t, s)
-	b, l := sidecar(t, "zk://"+lead.Addr()+"?timeout=13s", 40*time.Second)
-	_, o := sidecar(t, "zk://"+rest[0].Addr()+","+rest[1].Addr(), 40*time.Second)
-	told := live(t, o)
-	q := request(unique(), lock.Exclusive)
-	release(t, o, hold(t, o, q.Resource, lock.Exclusive))
-	eventually(t, "it is renewed", func() error { return beat(t.Context(), l) })
-	resume := testengine.Pause(t, lead)
-	forced := make(chan error, 1)
-	go func() { forced <- b.ForceRelease(t.Context(), q.Resource, q.ID, time.Hour) }()
-	g := granted(t, o, q)
-	resume()
-	select {
-	case err := <-forced:
-		t.Fatalf("ForceRelease, while another sidecar has the lock: %v", err)
-	case <-told.hears(g.ID):
-	}
-	release(t, o, g)
-	if err := <-forced; err != nil {
-		t.Errorf("ForceRelease: %v", err)
-	}
-}
-
-// hears is closed when the app is told of a forced release.
-func (a *app) hears(id lock.HoldID) <-chan struct{} {
-	c := make(chan struct{})
-	go func() {
-		defer close(c)
-		for a.t.Context().Err() == nil {
-			a.mu.Lock()
-			_, told := a.told[id]
-			a.mu.Unlock()
-			if told {
-				return
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
-	}()
-	return c
 }

@@ -32,13 +32,14 @@ type kept struct {
 	lock.Record  // the zero one where there is none, or it is over
 }
 
-// readKept reads a record. With certain the server catches up with the leader before.
+// readKept reads a record. With certain the server knows all that was written before: a sync would not do, which a leader
+// answers that does not know yet that there is another one.
 func (b *Backend) readKept(ctx context.Context, t *leaseNode, r lock.Resource, certain bool) (k kept, err error) {
 	if err := t.refresh(ctx); err != nil {
 		return k, err
 	}
 	if certain {
-		if err := t.s.Do(ctx, zksession.Sync(b.tree.leases())); err != nil {
+		if err := t.s.Do(ctx, zksession.Barrier()); err != nil {
 			return k, err
 		}
 	}
