@@ -39,7 +39,7 @@ const (
 	countEnv  = "LOCALAPI_TEST_COUNT" // of the flooder's streams
 	tryEnv    = "LOCALAPI_TEST_TRY"   // the resource that it tries
 	wireEnv   = "LOCALAPI_TEST_WIRE"  // what it speaks: gRPC, or lines
-	takeEnv   = "LOCALAPI_TEST_TAKE"  // the resource that the flooder takes first, on its first stream
+	takeEnv   = "LOCALAPI_TEST_TAKE"  // the resource that the flooder takes first, on its first stream; with "/" at its end, one below it on each
 	stallEnv  = "LOCALAPI_TEST_STALL" // the sidecar's Limits.Stall
 )
 
@@ -103,7 +103,7 @@ func flood() {
 		if _, err := st.Recv(); err != nil {
 			break // cut off
 		}
-		if r := os.Getenv(takeEnv); r != "" && i == 0 {
+		if r := taken(i); r != "" {
 			must(st.Send(&pb.SessionRequest{RequestId: "take", Request: &pb.SessionRequest_Acquire{Acquire: tryOnce(r)}}))
 			a, err := st.Recv()
 			must(err)
@@ -131,7 +131,7 @@ func floodLines(n int) {
 		in := bufio.NewReader(c)
 		_, err = in.ReadString('\n')
 		must(err)
-		if r := os.Getenv(takeEnv); r != "" && i == 0 {
+		if r := taken(i); r != "" {
 			_, err = io.WriteString(c, `{"requestId":"take","acquire":{"resource":"`+r+`","wait":"0s"}}`+"\n")
 			must(err)
 			a, err := in.ReadString('\n')
@@ -150,6 +150,19 @@ func floodLines(n int) {
 		}()
 	}
 	sayStuck(&sent)
+}
+
+// taken is what a stream of the flooder takes first; empty: nothing.
+func taken(i int) string {
+	r := os.Getenv(takeEnv)
+	switch {
+	case strings.HasSuffix(r, "/"):
+		return r + strconv.Itoa(i)
+	case i > 0:
+		return ""
+	default:
+		return r
+	}
 }
 
 func serveSidecar() {

@@ -5,11 +5,40 @@ import (
 	"sync"
 	"time"
 
+	"github.com/locksidecar/locksidecar/localapi/peercred"
 	"github.com/locksidecar/locksidecar/session"
 )
 
 // maxWatched is of how many clients that were cut off the sidecar goes on to watch the process. Each takes a file.
 const maxWatched = 256
+
+// cutOffs counts the sessions of clients that were cut off, by what is watched: one file for all of a process where the kernel
+// can tell it.
+type cutOffs struct {
+	mu sync.Mutex
+	of map[int32]int
+}
+
+// take reports whether a peer may stay under watch, until give.
+func (a *cutOffs) take(p *peercred.Peer) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id := p.Watched()
+	if a.of[id] == 0 && len(a.of) >= maxWatched {
+		return false
+	}
+	a.of[id]++
+	return true
+}
+
+func (a *cutOffs) give(p *peercred.Peer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id := p.Watched()
+	if a.of[id]--; a.of[id] == 0 {
+		delete(a.of, id)
+	}
+}
 
 // partingFrom gives what ends the session of a stream, however often it is called. stood is not 0 when the stream ends because the
 // client has read nothing for so long.
@@ -24,10 +53,10 @@ func (s *service) partingFrom(ctx context.Context, sess *session.Session) (end f
 	return func(stood time.Duration) {
 		once.Do(func() {
 			if err == nil && (stood > 0 || c.isCutOff()) {
-				// What it can have read last was said before it stood. On another stream of its connection it may read until now.
-				until := s.o.Clock() - stood + s.o.Manager.Info().LeaseTTL
-				if until > s.o.Clock() {
-					s.endLater(c, sess, until, watched)
+				// What it can have read last was said before it stood. By another call, or after that, it may have read until now.
+				heard := s.o.Clock() + s.o.Manager.Info().LeaseTTL
+				session.EndAt(sess, heard-stood, heard)
+				if s.endsLater(c, sess, watched) {
 					return
 				}
 			}
@@ -39,16 +68,19 @@ func (s *service) partingFrom(ctx context.Context, sess *session.Session) (end f
 	}
 }
 
-// endLater ends the session of a client that was cut off.
-func (s *service) endLater(c *conn, sess *session.Session, until time.Duration, watched bool) {
-	session.EndAt(sess, until)
-	if !watched {
-		return
+// endsLater sees to the end of the session of a client that was cut off, as far as it has not ended yet.
+func (s *service) endsLater(c *conn, sess *session.Session, watched bool) bool {
+	select {
+	case <-sess.Done():
+		return false
+	default:
 	}
-	if s.watched.Add(1) > maxWatched {
-		s.watched.Add(-1)
+	if !watched {
+		return true
+	}
+	if !s.cutOffs.take(c.peer) {
 		c.peer.Release()
-		return
+		return true
 	}
 	s.running.Go(func() {
 		select {
@@ -57,7 +89,8 @@ func (s *service) endLater(c *conn, sess *session.Session, until time.Duration, 
 			sess.Close()
 		case <-s.stopping.Done(): // the watch ends now
 		}
-		s.watched.Add(-1)
+		s.cutOffs.give(c.peer)
 		c.peer.Release()
 	})
+	return true
 }

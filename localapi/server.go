@@ -76,8 +76,8 @@ type Server struct {
 	refusals  *refusals
 	watches   *shared
 	unread    *unread
+	cutOffs   cutOffs
 	standing  atomic.Int32 // streams whose client does not read
-	watched   atomic.Int32 // processes of clients that were cut off
 	listening chan struct{}
 	entering  sync.Mutex     // orders running.Add by HTTP handlers before the end of stopping
 	running   sync.WaitGroup // what Run waits for
@@ -98,6 +98,7 @@ func New(o Options) *Server {
 		asides:    asides{of: make(map[session.Principal]int)},
 		watches:   &shared{tally: newTally("watches", each(l.WatchesPerUID, l.PerAccount.Watches, l.PerSpace.Watches))},
 		unread:    newUnread(),
+		cutOffs:   cutOffs{of: make(map[int32]int)},
 		listening: make(chan struct{}),
 	}
 	addr := &net.UnixAddr{Name: o.Socket, Net: "unix"}

@@ -155,7 +155,7 @@ func TestEndAt(t *testing.T) {
 		want time.Duration
 	}{
 		"in time":              {func(*Session) {}, later},
-		"said once more":       {func(s *Session) { EndAt(s, time.Hour) }, later},
+		"said once more":       {func(s *Session) { EndAt(s, time.Hour, time.Hour) }, later},
 		"its process has gone": {func(s *Session) { s.Close() }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestEndAt(t *testing.T) {
 				s, other := sc.session(), sc.session()
 				must(t, s, exclusive)
 				began := e.now()
-				EndAt(s, began+later)
+				EndAt(s, began+later, began+later)
 				if _, err := s.Acquire(t.Context(), exclusive); !errors.Is(err, ErrSessionClosed) {
 					t.Errorf("it goes on: %v", err)
 				}
@@ -174,6 +174,49 @@ func TestEndAt(t *testing.T) {
 					t.Errorf("others have it after %v, want %v", took, c.want)
 				}
 				<-s.Done()
+			})
+		})
+	}
+}
+
+// TestEndAtOfWhatEndsBefore: an app knows the end of a hold by max_hold, and that of its session by its ttl. It relies on neither for
+// longer, so others are kept out for the grace after it, and not until the moment that goes for all.
+func TestEndAtOfWhatEndsBefore(t *testing.T) {
+	const grace, later = time.Second, 8 * time.Second
+	limited := func(r *AcquireRequest) { r.MaxHold = 2 * time.Second }
+	for name, c := range map[string]struct {
+		ttl  time.Duration
+		ask  AcquireRequest
+		then func(*testing.T, *Session, Grant)
+		want time.Duration
+	}{
+		"neither":           {ask: exclusive, want: later},
+		"max_hold":          {ask: with(exclusive, limited), want: 2*time.Second + grace},
+		"of several":        {ask: with(several("q", "r", "s"), limited), want: 2*time.Second + grace},
+		"a longer max_hold": {ask: with(exclusive, func(r *AcquireRequest) { r.MaxHold = time.Minute }), want: later},
+		"extended": {ask: with(exclusive, limited), want: 3*time.Second + grace, then: func(t *testing.T, s *Session, g Grant) {
+			if _, err := s.Extend(g.LockID, 3*time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		"ttl":          {ttl: 3 * time.Second, ask: exclusive, want: 3*time.Second + grace},
+		"a longer ttl": {ttl: time.Minute, ask: exclusive, want: later},
+		"both":         {ttl: 3 * time.Second, ask: with(exclusive, limited), want: 2*time.Second + grace},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				sc := e.sidecar(func(o *Options) { o.LostGrace = grace })
+				s, other := sc.session(func(r *OpenRequest) { r.TTL = c.ttl }), sc.session()
+				began := e.now()
+				g := must(t, s, c.ask)
+				if c.then != nil {
+					c.then(t, s, g)
+				}
+				EndAt(s, began+later, began+later)
+				must(t, other, exclusive)
+				if took := e.now() - began; took < c.want || took > c.want+patience {
+					t.Errorf("others have it after %v, want %v", took, c.want)
+				}
 			})
 		})
 	}

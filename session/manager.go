@@ -231,6 +231,7 @@ func (sp *Space) Lookup(id ID, p Peer) (*Session, error) {
 	if s == nil || s.space.prefix != sp.prefix || s.owner.UID != p.UID || s.who != p.Who() {
 		return nil, ErrSessionNotFound
 	}
+	s.looked.Store(true)
 	return s, nil
 }
 

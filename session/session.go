@@ -3,6 +3,7 @@ package session
 import (
 	"crypto/rand"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/lock"
@@ -35,6 +36,7 @@ type Session struct {
 	encoded string   // owner, for requests without an owner label
 	usages  []*usage // that it counts for: its principal's, and those of the service account and the space that it has
 	done    chan struct{}
+	looked  atomic.Bool // it was asked for by its id, see Lookup
 
 	mu       sync.Mutex // never held while anything blocks; m.mu may be taken under it, so not the other way round
 	ledger   *ledger.Ledger
@@ -184,10 +186,20 @@ func (s *Session) Close() {
 	recount(s)
 }
 
-// EndAt ends a session whose app cannot be told, because it does not read, and which may rely on its holds until that moment on
-// Options.Clock: others are kept out until then, or until Close.
-func EndAt(s *Session, at time.Duration) {
-	s.change(func(l *ledger.Ledger) { l.WindUntil(SessionExpired, at) })
+// EndAt ends a session whose app cannot be told, because it does not read its stream, and which may rely on its holds until that moment on
+// Options.Clock: others are kept out until then, or until Close. Where the session was looked up, other calls may have told the app more,
+// and it relies on that until elsewhere.
+func EndAt(s *Session, at, elsewhere time.Duration) {
+	s.change(func(l *ledger.Ledger) { // a call that looks it up after this finds that it has ended
+		if s.looked.Load() {
+			at = elsewhere
+		}
+		if at > s.now {
+			l.WindUntil(SessionExpired, at)
+		} else {
+			l.Close()
+		}
+	})
 }
 
 // change lets f tell the ledger something.

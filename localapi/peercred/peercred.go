@@ -153,6 +153,9 @@ func openedPID(pidfd int, err error) (int, <-chan struct{}, error) {
 	}
 }
 
+// Watched is a number of what is watched; peers have the same only where that is one file. 0: nothing is.
+func (p *Peer) Watched() int32 { return p.id }
+
 // Retain adds an owner, which must call Release. False: the last owner has
 // released p, whose end nobody watches any more.
 func (p *Peer) Retain() bool {

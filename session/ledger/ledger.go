@@ -323,18 +323,32 @@ func (l *Ledger) Refuse() {
 // were lost before keep their graces, as far as these are not longer.
 func (l *Ledger) Wind(reason LostReason) { l.WindUntil(reason, l.at.Now+l.o.LostGrace) }
 
-// WindUntil is Wind with another end of the graces.
+// WindUntil is Wind with another end of the graces. They last no longer than they would have if the session, or a hold with an end of
+// its own, had ended in its time.
 func (l *Ledger) WindUntil(reason LostReason, end time.Duration) {
 	if l.state != Open {
 		return
 	}
 	l.state = Ending
 	l.Refuse()
+	end = l.atMost(end, l.ttlEnd)
 	l.hasten(end)
 	for _, h := range l.asks {
-		l.lose(h, reason, end)
+		limit := h.limit
+		if h.group != nil {
+			limit = h.group.head.limit
+		}
+		l.lose(h, reason, l.atMost(end, limit))
 	}
 	l.closeIfDone()
+}
+
+// atMost is end, or when the grace after limit ends. 0: there is no limit.
+func (l *Ledger) atMost(end, limit time.Duration) time.Duration {
+	if limit == 0 {
+		return end
+	}
+	return min(end, max(limit, l.at.Now)+l.o.LostGrace)
 }
 
 func (l *Ledger) closeIfDone() {
