@@ -229,6 +229,8 @@ func endsOf(a *pb.SessionResponse) *durationpb.Duration {
 	switch r := a.GetResponse().(type) {
 	case *pb.SessionResponse_Granted:
 		return r.Granted.GetEndsIn()
+	case *pb.SessionResponse_Downgraded:
+		return r.Downgraded.GetEndsIn()
 	case *pb.SessionResponse_Extended:
 		return r.Extended.GetEndsIn()
 	default:

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	pb "github.com/locksidecar/locksidecar/api/locksidecar/v1"
 	"github.com/locksidecar/locksidecar/session"
 )
@@ -45,5 +47,22 @@ func TestMaxHoldOfAGrantThatComesLate(t *testing.T) {
 	other.acquire("3", &pb.AcquireRequest{Resource: "r"})
 	if next := other.answer("3").GetGranted().GetCountedAt().AsDuration(); next < end {
 		t.Errorf("another has the lock %v before its client may think that it is over", end-next)
+	}
+}
+
+// TestEndsInOfADowngrade: the answer to a downgrade says the same end, whenever it is sent.
+func TestEndsInOfADowngrade(t *testing.T) { overEachWire(t, testEndsInOfADowngrade) }
+
+func testEndsInOfADowngrade(t *testing.T, w wireName) {
+	const maxHold = time.Minute
+	s := start(t, noNews)
+	x := s.stream(t, s.streams(t, w), &pb.OpenSessionRequest{})
+	x.acquire("1", &pb.AcquireRequest{Resource: "r", MaxHold: durationpb.New(maxHold)})
+	g := x.answer("1").GetGranted()
+	x.send(&pb.SessionRequest{RequestId: "2", Request: &pb.SessionRequest_Downgrade{Downgrade: &pb.DowngradeRequest{LockId: g.GetLockId()}}})
+	d := x.answer("2").GetDowngraded()
+	was, is := g.GetCountedAt().AsDuration()+g.GetEndsIn().AsDuration(), d.GetCountedAt().AsDuration()+d.GetEndsIn().AsDuration()
+	if d.EndsIn == nil || is != was {
+		t.Errorf("the grant says that it ends at %v of the sidecar's clock, the downgrade %v", was, is)
 	}
 }

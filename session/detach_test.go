@@ -150,6 +150,29 @@ func TestDetachOver(t *testing.T) {
 	})
 }
 
+// TestAttachWithMaxHold: what is attached with an end of its own, or is extended to one, says that end, where it comes before the time of
+// its handle is over.
+func TestAttachWithMaxHold(t *testing.T) {
+	bubble(t, func(t *testing.T, e *env) {
+		sc := e.sidecar()
+		s := sc.session()
+		_, d := take(t, s, time.Minute)
+		a := must(t, s, with(attach(d), func(r *AcquireRequest) { r.MaxHold = 3 * time.Second }))
+		if want := e.now() + 3*time.Second; a.End != want || a.Until > want {
+			t.Errorf("attached until %v, and to end at %v, want %v", a.Until, a.End, want)
+		}
+		for _, extend := range []time.Duration{2 * time.Second, 4 * time.Second, time.Hour} {
+			want := min(e.now()+extend, d.Until)
+			if g, err := s.Extend(a.LockID, extend); err != nil || g.End != want || g.Until > want {
+				t.Errorf("extended by %v: until %v, and to end at %v, want %v; %v", extend, g.Until, g.End, want, err)
+			}
+		}
+		if l := lostEvent(t, s); l.Reason != MaxHold || e.now() != d.Until {
+			t.Errorf("lost at %v: %+v, want at %v", e.now(), l, d.Until)
+		}
+	})
+}
+
 // TestDetachAgain: what is attached can be detached again, under another handle.
 func TestDetachAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {

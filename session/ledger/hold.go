@@ -144,7 +144,7 @@ type Grant struct {
 	Count    int
 	Guard    *lock.Guard      // nil where the store has none
 	Attempt  *outcome.Attempt // nil: it is an ordinary lock
-	End      time.Duration    // on the clock: its own end, by max_hold; of an attached hold, when the time of its handle is over; 0: there is none
+	End      time.Duration    // on the clock: its own end, by max_hold, or when the time of its handle is over; 0: there is none
 	Parts    []PartGrant      // of several resources, which have no Resource, Fence and Guard together
 }
 
@@ -156,11 +156,7 @@ func (l *Ledger) grant(h *Hold) Grant {
 	if h.group != nil {
 		return Grant{LockID: h.id, Mode: h.mode, Until: until, Count: h.count, End: h.limit, Parts: partsOf(h)}
 	}
-	end := h.limit
-	if h.handle != "" {
-		end = h.end
-	}
-	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard, Attempt: h.attempt, End: end}
+	return Grant{LockID: h.id, Resource: h.name, Mode: h.mode, Fence: h.fence, Until: until, Count: h.count, Guard: h.guard, Attempt: h.attempt, End: h.limit}
 }
 
 // bound makes a hold end after d at the latest, when that is not 0.
