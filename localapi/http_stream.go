@@ -49,7 +49,8 @@ func (l *lineWriter) send(m proto.Message) error {
 	}
 	l.begin()
 	if l.stall > 0 {
-		_ = l.control.SetWriteDeadline(time.Now().Add(l.stall)) // all of our connections have deadlines
+		late := newCountdown(l.stall, func() { _ = l.control.SetWriteDeadline(time.Unix(1, 0)) }) // all of our connections have deadlines
+		defer late.stop()
 	}
 	if _, err := l.w.Write(line); err != nil {
 		return fmt.Errorf("%w: write line: %w", errGone, err)

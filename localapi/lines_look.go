@@ -136,8 +136,9 @@ func (s *service) lookOnce(ctx context.Context, l *lineConn, q *pb.SessionReques
 // tell writes one message, which the client must read in time.
 func (s *service) tell(ctx context.Context, l *lineConn, a *pb.SessionResponse) error {
 	l.out = appendLine(l.out, a)
-	_ = l.SetWriteDeadline(time.Now().Add(s.o.Limits.Stall))
+	late := newCountdown(s.o.Limits.Stall, func() { _ = l.SetWriteDeadline(time.Unix(1, 0)) })
 	err := l.send(nil, true)
+	late.stop()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		s.stalled(ctx)
 	}

@@ -209,3 +209,72 @@ func TestLocksOfAConnectionThatWasCutOff(t *testing.T) {
 		t.Error("another has the lock, though the first was told that it can rely on it for minutes")
 	}
 }
+
+// TestStandstillOfTheSidecarWithAWatch: who watches, and reads, goes on after it.
+func TestStandstillOfTheSidecarWithAWatch(t *testing.T) {
+	for name, watch := range map[string]func(*testing.T, *sidecar) (read func() error){
+		"gRPC": func(t *testing.T, s *sidecar) func() error {
+			cc := s.dialGRPC(t, grpc.WithStaticConnWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10))
+			st, err := pb.NewLockSidecarClient(cc).WatchLocks(t.Context(), &pb.WatchLocksRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() error {
+				for {
+					if e, err := st.Recv(); err != nil || e.GetKind() == pb.WatchEvent_SYNCED {
+						return err
+					}
+				}
+			}
+		},
+		"lines": func(t *testing.T, s *sidecar) func() error {
+			return synced(s.says(t, `{"requestId":"1","watchLocks":{}}`+"\n"))
+		},
+		"HTTP": func(t *testing.T, s *sidecar) func() error {
+			return synced(s.says(t, "GET /v1/watch HTTP/1.1\r\nHost: x\r\n\r\n"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const stall = 4 * time.Second
+			for tries := 0; ; tries++ {
+				s, p := freezable(t, stall)
+				y := s.stream(t, s.api(t), &pb.OpenSessionRequest{Name: strings.Repeat("n", 128), Metadata: map[string]string{"k": strings.Repeat("v", 900)}})
+				for i := range 1000 {
+					id := strconv.Itoa(i)
+					y.acquire(id, &pb.AcquireRequest{Resource: "many/" + id})
+					y.answer(id)
+				}
+				began := time.Now()
+				read := watch(t, s)
+				time.Sleep(stall / 8) // until it has filled what is on the way, on a machine that is not busy
+				if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				late := time.Since(began) > stall/2
+				end := make(chan error, 1)
+				go func() { end <- read() }()
+				standsStill(t, p, stall+stall/4)
+				err := within(t, end)
+				if late && tries < 5 {
+					continue
+				}
+				if err != nil {
+					t.Errorf("the watch ended: %v", err)
+				}
+				return
+			}
+		})
+	}
+}
+
+// synced reads a watch until all was said that was there.
+func synced(x *said) func() error {
+	return func() error {
+		for {
+			line, err := x.in.ReadString('\n')
+			if err != nil || strings.Contains(line, `"SYNCED"`) {
+				return err
+			}
+		}
+	}
+}

@@ -155,20 +155,24 @@ func (s *service) WatchLocks(q *pb.WatchLocksRequest, st grpc.ServerStreamingSer
 // sendInTime runs a call that sends, and ends it where the client does not read in time.
 func sendInTime[A any](s *service, st grpc.ServerStreamingServer[A], call func(send func(*A) error) error) error {
 	// Nothing but the return of this method ends a Send that blocks.
-	sending := time.NewTimer(s.o.Limits.Stall)
-	sending.Stop()
+	late := make(chan struct{}, 1)
 	over := make(chan error, 1)
 	s.running.Go(func() {
 		over <- call(func(e *A) error {
-			sending.Reset(s.o.Limits.Stall)
-			defer sending.Stop()
+			sending := newCountdown(s.o.Limits.Stall, func() {
+				select {
+				case late <- struct{}{}:
+				default: // the call ends already
+				}
+			})
+			defer sending.stop()
 			return st.Send(e)
 		})
 	})
 	select {
 	case err := <-over:
 		return err
-	case <-sending.C:
+	case <-late:
 		s.stalled(st.Context())
 		return errStalled
 	}
