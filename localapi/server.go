@@ -9,6 +9,7 @@ package localapi
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"net/http"
 	"sync"
@@ -194,10 +195,21 @@ func (s *Server) stopServers(ctx context.Context, g *grpc.Server, h *http.Server
 }
 
 func (s *Server) newGRPC(api *service) *grpc.Server {
-	l := s.o.Limits
-	g := grpc.NewServer(
+	g := grpc.NewServer(append(grpcOptions(s.o.Limits),
 		grpc.Creds(unixCredentials{}),
 		grpc.ForceServerCodecV2(newCodec()),
+		grpc.UnaryInterceptor(s.unaryEdge),
+		grpc.StreamInterceptor(s.streamEdge),
+	)...)
+	pb.RegisterLockSidecarServer(g, api)
+	healthpb.RegisterHealthServer(g, &health{Server: s})
+	reflection.Register(g)
+	return g
+}
+
+// grpcOptions are how gRPC treats connections, whatever they carry.
+func grpcOptions(l Limits) []grpc.ServerOption {
+	return []grpc.ServerOption{
 		grpc.ConnectionTimeout(l.Handshake),
 		grpc.MaxRecvMsgSize(l.MessageBytes),
 		grpc.MaxHeaderListSize(uint32(l.HeaderBytes)), //nolint:gosec // an option of kilobytes
@@ -207,14 +219,10 @@ func (s *Server) newGRPC(api *service) *grpc.Server {
 		grpc.StaticStreamWindowSize(grpcWindow),
 		grpc.StaticConnWindowSize(grpcWindow),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		// The kernel says when the client has ended. One that does not answer pings is frozen, and keeps its locks.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: math.MaxInt64}),
 		grpc.WaitForHandlers(true),
-		grpc.UnaryInterceptor(s.unaryEdge),
-		grpc.StreamInterceptor(s.streamEdge),
-	)
-	pb.RegisterLockSidecarServer(g, api)
-	healthpb.RegisterHealthServer(g, &health{Server: s})
-	reflection.Register(g)
-	return g
+	}
 }
 
 // unaryEdge is where unary calls come in and their errors go out.
