@@ -281,6 +281,22 @@ test('the end of what is attached is that of its handle', async (t) => {
   assert.ok(lock.validFor() > 300_000 && lock.validFor() <= 600_000, `${lock.validFor()}`);
 });
 
+test('a grant that comes late ends with its maxHold, which ran before', async (t) => {
+  const base = Math.floor(now() / 1e3);
+  const late = (lockId, at, endsIn) => ({ lockId, mode: 'EXCLUSIVE', validFor: '900s', countedAt: `${base + at}s`, endsIn });
+  const grants = [late('l', 5, '55s'), late('over', 0, '0s')];
+  const { client, asked, say } = await scripted(t, { countedAt: `${base}s`, leaseMargin: '1s' }, () => grants.shift());
+  const lock = await client.acquire('r', { maxHold: 60_000 });
+  assert.ok(lock.validFor() > 0 && lock.validFor() <= 60_000, `${lock.validFor()}`); // as if it had been counted in time
+  const extended = lock.extend(100_000);
+  await eventually('it is asked', () => asked.length === 3);
+  say({ requestId: JSON.parse(asked[2]).requestId, extended: late('l', 10, '95s') });
+  await extended;
+  assert.ok(lock.validFor() > 60_000 && lock.validFor() <= 105_000, `${lock.validFor()}`);
+  const over = await client.acquire('s', { maxHold: 60_000 });
+  assert.throws(() => over.check(), { reason: 'LOCK_LOST', lostReason: 'MAX_HOLD' });
+});
+
 test('refusals of detach', async (t) => {
   const countedAt = `${now() / 1e3}s`;
   const { client, asked, say } = await scripted(t, { countedAt }, () => ({ lockId: `l${asked.length}`, validFor: '900s', countedAt }));

@@ -1,6 +1,6 @@
 <?php
 
-/** Locks that are detached: what the contract does not say. */
+/** Locks that end by themselves, as those that are detached: what the contract does not say. */
 
 declare(strict_types=1);
 
@@ -88,5 +88,17 @@ tap([
         $granted = ['granted' => ['endsIn' => '5s', 'validFor' => '900s'] + GRANTED['granted']];
         $lock = (new Client(scripted([OPENED, $granted])))->attach('h');
         must($lock->validFor() > 0 && $lock->validFor() <= 5, "valid for {$lock->validFor()}");
+    },
+
+    'a grant that comes late ends with its maxHold, which ran before' => function (): void {
+        $late = fn(string $kind, string $id, string $at, string $left): array
+            => [$kind => ['lockId' => $id, 'validFor' => '900s', 'countedAt' => $at, 'endsIn' => $left] + GRANTED['granted']];
+        $client = new Client(scripted([OPENED, $late('granted', 'l', '6s', '55s'), $late('extended', 'l', '11s', '95s'), $late('granted', 'over', '1s', '0s')]));
+        $lock = $client->acquire('r', maxHold: 60);
+        must($lock->validFor() > 0 && $lock->validFor() <= 60, "valid for {$lock->validFor()}"); // as if it had been counted in time
+        $lock->extend(100);
+        must($lock->validFor() > 60 && $lock->validFor() <= 105, "valid for {$lock->validFor()}");
+        $over = $client->acquire('s', maxHold: 60);
+        same('MAX_HOLD', fails('LOCK_LOST', $over->check(...))->lostReason());
     },
 ]);

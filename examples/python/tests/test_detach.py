@@ -226,6 +226,24 @@ def test_the_end_of_what_is_attached() -> None:
     assert 30 < hold.valid_for() <= 60, "it was extended by its handle meanwhile"
 
 
+def test_the_end_of_a_grant_that_comes_late() -> None:
+    """The sidecar sends it when its client reads, and its max_hold runs before."""
+    sidecar = OneSidecar()
+    now = boot_time()
+    call = sidecar.ask(max_hold=60.0)
+    late = {"lockId": "l", "resource": "r", "mode": "EXCLUSIVE", "fence": "1", "validFor": "900s"}
+    sidecar.answer(call, "granted", **late, countedAt=f"{now + 5}s", endsIn="55s")
+    hold = call.hold
+    assert hold is not None and 0 < hold.valid_for() <= 60, "as if it had been counted in time"
+    change = Call("extend", {"lockId": "l", "maxHold": "100s"}, about=hold)
+    sidecar.core.post(change)
+    sidecar.answer(change, "extended", **late, countedAt=f"{now + 10}s", endsIn="95s")
+    assert 60 < hold.valid_for() <= 105
+    over = sidecar.ask("s", max_hold=60.0)
+    sidecar.answer(over, "granted", **{**late, "lockId": "over"}, countedAt=f"{boot_time()}s", endsIn="0s")
+    assert over.hold is not None and (problem := over.hold.check()) is not None and problem.lost_reason == "MAX_HOLD"
+
+
 def test_values_compare_by_what_they_say() -> None:
     one = Detached("h", "r", locksidecar.Mode.SHARED, 1, None, 5.0)
     assert one == Detached("h", "r", locksidecar.Mode.SHARED, 1, None, 7.0)

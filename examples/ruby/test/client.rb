@@ -628,6 +628,18 @@ tap_all({
     must(lock.valid_for.between?(0, 5), lock.valid_for.to_s)
   },
 
+  "a grant that comes late ends with its max_hold, which ran before" => lambda {
+    late = ->(kind, id, at, left) { { kind => GRANTED[:granted].merge(lockId: id, validFor: "900s", countedAt: at, endsIn: left) } }
+    client = Client.new(socket: scripted(OPENED, late[:granted, "l", "6s", "55s"], late[:extended, "l", "11s", "95s"], late[:granted, "over", "1s", "0s"]))
+    lock = client.acquire("r", max_hold: 60)
+    lock.check
+    must(lock.valid_for <= 60, lock.valid_for.to_s) # as if it had been counted in time
+    lock.extend_to(100)
+    must(lock.valid_for > 60 && lock.valid_for <= 105, lock.valid_for.to_s)
+    over = client.acquire("s", max_hold: 60)
+    same("MAX_HOLD", fails("LOCK_LOST") { over.check }.lost_reason)
+  },
+
   "what stands unread because the reader has no turn is no silence" => lambda {
     sidecar = Sidecar.new("ttl" => "6s")
     client = Client.new(socket: sidecar.socket)

@@ -309,6 +309,24 @@ fn permits() {
     assert_eq!(long.wait_lost(PATIENCE).unwrap().lost_reason(), Some("MAX_HOLD"));
 }
 
+/// The sidecar sends a grant when its client reads, and its `max_hold` runs before.
+fn late() {
+    const LATE: &str =
+        r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"900s","count":1,"countedAt":"6s","endsIn":"55s"}"#;
+    const EXTENDED: &str =
+        r#""extended":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"900s","count":1,"countedAt":"11s","endsIn":"95s"}"#;
+    const OVER: &str =
+        r#""granted":{"lockId":"over","resource":"s","mode":"EXCLUSIVE","fence":"8","validFor":"900s","count":1,"countedAt":"1s","endsIn":"0s"}"#;
+    let client = scripted(&[OPENED, LATE, EXTENDED, OVER]).build();
+    let minute = Duration::from_secs(60);
+    let held = client.lock("r").max_hold(minute).acquire().unwrap();
+    assert!(held.valid_for() > NOW && held.valid_for() <= minute, "valid for {:?}", held.valid_for()); // as if it had been counted in time
+    held.extend(Duration::from_secs(100)).unwrap();
+    assert!(held.valid_for() > minute && held.valid_for() <= Duration::from_secs(105), "valid for {:?}", held.valid_for());
+    let over = client.lock("s").max_hold(minute).acquire().unwrap();
+    assert_eq!(over.check().unwrap_err().lost_reason(), Some("MAX_HOLD"));
+}
+
 const OPENED: &str = r#""opened":{"sessionId":"s","leaseMargin":"1s","countedAt":"1s"}"#;
 const GRANTED: &str = r#""granted":{"lockId":"l","resource":"r","mode":"EXCLUSIVE","fence":"7","validFor":"9s","count":1,"countedAt":"1s"}"#;
 
@@ -681,6 +699,7 @@ fn main() {
         test("after the release nobody relies on it", released),
         test("done once", once),
         test("permits, several at once, and a hold that is extended", permits),
+        test("a grant that comes late ends with its max_hold, which ran before", late),
         test("a loss is told to who listens, and the answer to a release can tell it", losses),
         test("a loss for which no thread can be started is told later, and costs no other lock", no_threads),
         test("a loss may come before its grant", early),

@@ -133,6 +133,37 @@ class CoreTest extends CoreScript {
     assertTrue(left > 20 * S && left <= 40 * S, "extended by its handle meanwhile: " + left);
   }
 
+  /** A grant is sent when its client reads, and its maxHold runs before: the client counts by what the grant says is left. */
+  @Test
+  void maxHoldOfAGrantThatComesLate() {
+    Call a = Call.acquiring(new LockRequest(List.of("r"), LockMode.EXCLUSIVE).lasting(Duration.ofSeconds(60)));
+    core.post(a);
+    nano.addAndGet(5 * S);
+    String late =
+        "{'requestId':'%s','%s':{'lockId':'L2','resource':'r','mode':'EXCLUSIVE','fence':'7','validFor':'900s','count':1,"
+            + "'countedAt':'%s','endsIn':'%ds'}}";
+    says(String.format(late, a.id, "granted", now(), 55));
+    assertLeft(55 * S, a.held);
+    Call c = Call.about(a.held, "extend", new Json().with("maxHold", "100s"));
+    core.post(c);
+    nano.addAndGet(5 * S);
+    says(String.format(late, c.id, "extended", now(), 95));
+    assertLeft(95 * S, a.held);
+    nano.addAndGet(95 * S);
+    assertEquals("MAX_HOLD", core.holds.check(a.held).lostReason());
+    Call over = Call.acquiring(new LockRequest(List.of("s"), LockMode.EXCLUSIVE).lasting(Duration.ofSeconds(60)));
+    core.post(over);
+    nano.addAndGet(60 * S);
+    says(String.format(late, over.id, "granted", now(), 0).replace("L2", "L4"));
+    assertEquals("MAX_HOLD", core.holds.check(over.held).lostReason(), "it is over when it comes");
+  }
+
+  /** The clock of the machine is known in steps of 10 ms, and an end is rather too early than too late. */
+  void assertLeft(long most, Held h) {
+    long left = core.holds.validFor(h);
+    assertTrue(left <= most && left > most - S, "left: " + left);
+  }
+
   /** The answer to a release may be the first to say that the lock was lost: nobody may rely on it then. */
   @Test
   void theAnswerToAReleaseEndsTheHold() {
