@@ -200,7 +200,7 @@ func timesIn(m proto.Message) []**durationpb.Duration {
 			return []**durationpb.Duration{&r.Granted.ValidFor, &r.Granted.EndsIn}
 		case *pb.SessionResponse_Downgraded:
 			r.Downgraded.CountedAt = nil
-			return []**durationpb.Duration{&r.Downgraded.ValidFor}
+			return []**durationpb.Duration{&r.Downgraded.ValidFor, &r.Downgraded.EndsIn}
 		case *pb.SessionResponse_Extended:
 			r.Extended.CountedAt = nil
 			return []**durationpb.Duration{&r.Extended.ValidFor, &r.Extended.EndsIn}

@@ -23,7 +23,11 @@ func TestTimesAreOfOneReading(t *testing.T) {
 			t.Errorf("%s: %s from %s, which is until %s, want %s", what, valid.AsDuration(), countedAt.AsDuration(), end, until)
 		}
 	}
-	grant := func() *pb.Grant { return grantTo(session.Grant{Until: until, End: until}, clock()) }
+	var grants []*pb.Grant
+	grant := func() *pb.Grant {
+		grants = append(grants, grantTo(session.Grant{Until: until, End: until}, clock()))
+		return grants[len(grants)-1]
+	}
 	event := func(e session.Event) *pb.Event { return eventTo(e, clock()) }
 	var batch []*pb.SessionResponse
 	add := func(a *pb.SessionResponse) { batch = append(batch, a) }
@@ -36,9 +40,9 @@ func TestTimesAreOfOneReading(t *testing.T) {
 		for _, a := range batch {
 			valid, countedAt := timesOf(a)
 			times(when, valid, countedAt)
-			if ends := endsOf(a); ends != nil {
-				times(when+", its end", ends, countedAt)
-			}
+		}
+		for _, g := range grants {
+			times(when+", its end", g.GetEndsIn(), g.GetCountedAt())
 		}
 	}
 	check("when it is made")
