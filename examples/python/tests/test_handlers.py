@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sidecars import App, Relay, Sidecar, eventually
+import pytest
+from sidecars import PATIENCE, App, Relay, Sidecar, eventually
+from test_reading import Strike, left_to_callers
 
+from locksidecar import Client, LockLost, SessionClosed
 from locksidecar._reading import Reading
 
 Start = Callable[..., Sidecar]
@@ -140,3 +145,88 @@ def test_a_wait_ends_while_signals_come() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     assert struck < 2000
+
+
+def by_a_thread(client: Client) -> None:
+    client.lock("r").acquire().release()
+
+
+def by_a_task(client: Client) -> None:
+    async def main() -> None:
+        await (await client.lock("r").acquire_async()).release()
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("pair", "opened"), [(by_a_thread, True), (by_a_task, True), (by_a_thread, False)], ids=["thread", "task", "opening"]
+)
+def test_a_handler_that_closes_the_client_at_each_line(
+    own_sidecar: Start, pair: Callable[[Client], None], opened: bool
+) -> None:
+    """Who asks is told, and does not wait for an answer that nobody gives any more. No session is left."""
+    sidecar = own_sidecar()
+    n = 0
+    struck = True
+    while struck:
+        n += 1
+        client = Client(sidecar.socket)
+        if opened:
+            left_to_callers(client)
+        strike = Strike(n, client.close)
+        told: list[BaseException | None] = []
+
+        def work(client: Client = client, strike: Strike = strike, told: list[BaseException | None] = told) -> None:
+            try:
+                with strike:
+                    pair(client)
+                told.append(None)
+            except BaseException as e:
+                told.append(e)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert told, f"it waits: {strike.where}"
+        assert told[0] is None or isinstance(told[0], (SessionClosed, LockLost)), f"{told[0]!r}: {strike.where}"
+        struck = strike.left <= 0
+        if struck:
+            eventually(f"no session: {strike.where}", lambda: sidecar.http("GET", "/v1/info")[1]["sessions"] == 0)
+        client.close()
+    assert n > 50
+
+
+@pytest.mark.timeout(600)
+def test_an_interrupt_at_each_line_of_close(own_sidecar: Start) -> None:
+    """Who closes the client once more has all released, and who waits is told."""
+    sidecar = own_sidecar()
+    n = 0
+    struck = True
+    while struck:
+        n += 1
+        client = Client(sidecar.socket)
+        held = client.lock("r").acquire()
+        told: list[BaseException] = []
+
+        def wait(client: Client = client, told: list[BaseException] = told) -> None:
+            try:
+                client.lock("r").acquire()
+            except BaseException as e:
+                told.append(e)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        sidecar.expect_queue("r", 1, 1)
+        struck = False
+        try:
+            with Strike(n) as strike:
+                client.close()
+        except KeyboardInterrupt:
+            struck = True
+        client.close()
+        eventually(f"it is free: {strike.where}", lambda: sidecar.queue("r") == (0, 0))
+        thread.join(PATIENCE)
+        assert told and isinstance(told[0], SessionClosed), f"{told}: {strike.where}"
+        assert held.problem is not None and held.problem.lost_reason == "SESSION_CLOSED", strike.where
+    assert n > 20

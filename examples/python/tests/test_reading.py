@@ -325,12 +325,24 @@ def test_threads_that_come_and_go(connect: Callable[..., Client]) -> None:
         assert not failed and time.monotonic() - began < 2 * PATIENCE
 
 
-class Strike:
-    """Interrupts this thread at the n-th line of the client that it comes to."""
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
-    def __init__(self, n: int) -> None:
+
+def _deletes(frame: FrameType | None) -> bool:
+    """The garbage collector may come at any moment, with what other rounds have left. Python ignores interrupts there."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+class Strike:
+    """A signal for this thread, at the n-th line of the client that it comes to. It interrupts it, or has a handler."""
+
+    def __init__(self, n: int, handler: Callable[[], object] = interrupt) -> None:
         self.left = n
         self.where = ""
+        self._handler = handler
 
     def __enter__(self) -> Strike:
         sys.settrace(self._trace)
@@ -340,15 +352,15 @@ class Strike:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if os.path.dirname(frame.f_code.co_filename) != PACKAGE or frame.f_code.co_name == "__del__":
+        if os.path.dirname(frame.f_code.co_filename) != PACKAGE:
             return None
         # A signal strikes at calls and loops: not between a block and the end of its `with`, and not at a `try`.
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-        if event == "line" and not line.startswith(("with ", "try:")):
+        if event == "line" and not line.startswith(("with ", "try:")) and not (self.left == 1 and _deletes(frame)):
             self.left -= 1
             if self.left == 0:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise KeyboardInterrupt
+                self._handler()
         return self._trace
 
 

@@ -317,6 +317,9 @@ class Client:
                 except LockSidecarError as e:
                     self._failed = count + 1, e.again()  # without its frames
                     raise
+                if self._closed:  # by a signal handler of this thread, meanwhile
+                    session.close()
+                    raise SessionClosed("this client is closed")
             return session
 
     def _open_new(self) -> Session:
@@ -398,9 +401,10 @@ class Client:
         """Release everything and end the session, and wait until the sidecar has done so."""
         self._closed = True  # who opens a session sees it
         with self._opening:
-            session, self._session = self._session, None
+            session = self._session
         if session is not None:
             session.close()
+            self._session = None  # last: who is interrupted closes it once more
 
     def __enter__(self) -> Client:
         return self

@@ -147,8 +147,11 @@ class Connection:
                     self.tell(self._untold.pop(0))
                 timeout = MAX_LOOK if timeout is None else min(timeout, MAX_LOOK)
             self._pump(timeout)
-        if self.pid == os.getpid() and isinstance(self.core.error, SessionClosed):
-            self._read_on(STORE_LIMIT + PATIENCE)
+        if self.pid == os.getpid():
+            with self.mutex:
+                self.core.tell_end()
+            if isinstance(self.core.error, SessionClosed):
+                self._read_on(STORE_LIMIT + PATIENCE)
 
     def tell(self, callback: Callable[[], object]) -> None:
         """Call back in a thread of its own, as soon as one can be started."""
@@ -263,6 +266,9 @@ class Connection:
     def _flush(self) -> bool:
         """Send what the sidecar takes now; whether the rest has to wait until it reads. The mutex is held."""
         core = self.core
+        if core.error is not None:  # a signal handler may have ended it while its own thread has put something in
+            core.tell_end()
+            return False
         while True:
             data, written, queued = core.outbox
             sent = sum(written) if written else 0
@@ -363,9 +369,13 @@ class Connection:
         """Release everything, and wait until the sidecar has done so."""
         message = "this process has closed its session"
         with self.mutex:
-            if not self.core.end(SessionClosed(message), "SESSION_CLOSED", message):
-                return
-            self._hang_up(socket.SHUT_WR)
+            try:
+                first = self.core.end(SessionClosed(message), "SESSION_CLOSED", message)
+            finally:
+                if self.core.error is not None:  # also where it is interrupted: the thread tells the others
+                    self._hang_up(socket.SHUT_WR)
+        if not first:
+            return
         self._reading.call()
         thread = self._thread
         if thread is None:
@@ -408,6 +418,7 @@ class Connection:
         self._close_sockets()  # our copies, and no more
         message = "this process is a child of the one that holds it"
         holds, self.core.holds = list(self.core.holds.values()), {}
+        self.core.why_lost = "FORKED", message
         self.core.error = SessionClosed(message)
         for hold in holds:
             hold.forked(LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason="FORKED"))

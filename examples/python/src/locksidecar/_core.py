@@ -45,6 +45,7 @@ class Core(Holds):
         # were ever put in. One attribute: an interrupt finds the old values or the new ones.
         self.outbox: tuple[bytes, list[int], int] = (b"", [], 0)
         self.error: LockSidecarError | None = None  # why the session ended
+        self.why_lost = ("", "")  # and with it all that was held: the reason and the message
         self.id = ""
         self.draining = False
         self.calls: dict[str, Call] = {}
@@ -403,17 +404,24 @@ class Core(Holds):
         """End the session, once: everything is lost, and nobody waits any more."""
         if self.error is not None:
             return False
+        self.why_lost = lost_reason, message
         self.error = error
+        self.tell_end()
+        return True
+
+    def tell_end(self) -> None:
+        """Tell all that it has ended, also whom an interrupt in the middle of this has left out, and who came since: a
+        signal handler may end it while its own thread is about to ask for something."""
+        error, (lost_reason, message) = self.error, self.why_lost
+        assert error is not None
         for hold in list(self.holds.values()):
             self.lose(hold, LockLost(f"the lock on {hold.resource!r} is lost: {message}", lost_reason=lost_reason))
         data, written, queued = self.outbox
         sent = queued - len(data) + sum(written)
-        waiting = [*self.calls.values(), *self._waiting]
-        self.calls, self._waiting, self.asking = {}, [], {}
-        for call in waiting:
+        for call in [*self.calls.values(), *self._waiting]:
             call.unsent = not call.id or call.start >= sent
             call.finish(error.again())
-        return True
+        self.calls, self._waiting, self.asking = {}, [], {}
 
     # Time.
 
