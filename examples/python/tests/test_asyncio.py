@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidecars import PATIENCE, Sidecar, eventually
+from sidecars import PATIENCE, App, Sidecar, eventually
 
 import locksidecar
 from locksidecar import AsyncHeld, Client, LockHeld, LockLost
@@ -401,3 +401,32 @@ def test_no_sidecar(tmp_path: object) -> None:
         assert f"{tmp_path}/none" in str(e.value)
 
     asyncio.run(main())
+
+
+FULL = """
+import asyncio, resource
+import locksidecar
+
+client = locksidecar.Client(loop_wait=0)
+reading = client.session()._reading
+
+async def main():
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (now, *[3] * 20):  # fewer than it has; not at first, where Python opens files of its own
+        while not reading.left or reading.loops:
+            client.lock("warm").acquire().release()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        async with client.lock("r"):
+            pass
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
+    print("done", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_task_at_the_limit_of_open_files(sidecar: Sidecar) -> None:
+    """Its loop cannot read, which takes a descriptor of its own: the thread does."""
+    with App(FULL, sidecar.socket) as app:
+        app.expect("done")
+        assert app.wait() == 0

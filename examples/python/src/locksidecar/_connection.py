@@ -254,7 +254,7 @@ class Connection:
             if reading.left and self.core.error is None and loop not in reading.loops:
                 try:
                     reading.add_loop(loop, self._take_own_in)
-                except NotImplementedError:  # not every loop can
+                except (NotImplementedError, OSError):  # not every loop can, nor where too many files are open
                     reading.call()
 
     def _take_own_in(self, loop: asyncio.AbstractEventLoop) -> bool:
