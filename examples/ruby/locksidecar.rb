@@ -508,9 +508,12 @@ module Locksidecar
 
     def inspect = "#<#{self.class} #{@path} #{@error ? "over" : "open"}>"
 
-    def initialize(path, on_draining)
+    # ttl: seconds; a third of it before the first keep-alive, and between any two. nil: none.
+    def initialize(path, on_draining, ttl = nil)
       @path = path
       @on_draining = on_draining
+      @ttl = ttl
+      @alive_at = Locksidecar.now + (ttl / 3) if ttl
       @pid = Process.pid
       @mutex = Mutex.new
       @rest = "".b # read, and no whole line yet
@@ -903,10 +906,17 @@ module Locksidecar
     def look_all
       now = Locksidecar.now
       flush
+      keep_alive(now) if @alive_at&.<=(now)
       look_at_holds if @nearest <= now
-      nearest = @nearest unless @holds.empty?
+      nearest = [(@nearest unless @holds.empty?), @alive_at].compact.min
       nearest = [nearest, now + RETRY].compact.min unless Locksidecar.tell_again && (@out.empty? || @writer)
       nearest && (nearest - now).clamp(0.001, MAX_LOOK)
+    end
+
+    # Tells the sidecar that this process does not hang.
+    def keep_alive(now)
+      @alive_at = now + (@ttl / 3)
+      put_if_open(Call.new("keepAlive", {})) if @out.empty? # else the sidecar does not read, and some wait for that already
     end
 
     def look_at_holds
@@ -1231,10 +1241,12 @@ module Locksidecar
 
   # The sidecar beside this process. It connects when something is asked.
   class Client
-    # on_draining gets the seconds that are left, in a thread of its own.
-    def initialize(socket: nil, name: "", metadata: {}, connect_timeout: 15.0, on_draining: nil)
+    # on_draining gets the seconds that are left, in a thread of its own. ttl: the sidecar ends the session when this
+    # process hangs for so many seconds.
+    def initialize(socket: nil, name: "", metadata: {}, connect_timeout: 15.0, on_draining: nil, ttl: nil)
       @socket = socket
-      @open = { name: name, metadata: metadata }
+      @ttl = ttl && Locksidecar.seconds("ttl", ttl)
+      @open = { name: name, metadata: metadata, ttl: @ttl && Locksidecar.duration(@ttl) }.compact
       @connect_timeout = Locksidecar.seconds("connect_timeout", connect_timeout)
       @on_draining = on_draining
       @opening = Mutex.new
@@ -1494,7 +1506,7 @@ module Locksidecar
     end
 
     def open_session
-      fresh = Session.new(@socket || Locksidecar.default_socket, @on_draining)
+      fresh = Session.new(@socket || Locksidecar.default_socket, @on_draining, @ttl)
       @last.replace([fresh])
       fresh.open(@open)
       opened = true

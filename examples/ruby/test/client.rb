@@ -640,6 +640,35 @@ tap_all({
     same("MAX_HOLD", fails("LOCK_LOST") { over.check }.lost_reason)
   },
 
+  "a session with a ttl says again and again that its process lives" => lambda {
+    kept = { keptAlive: { validFor: "0.15s" } }
+    path = scripted(OPENED, kept, kept, kept)
+    client = Client.new(socket: path, ttl: 0.15).open
+    eventually("it has said so") { !File.exist?(path) }
+    client.close
+    fails("INVALID_REQUEST") { Client.new(socket: path, ttl: "1s") }
+  },
+
+  "a session with a ttl ends when its process hangs" => lambda {
+    sidecar = Sidecar.new
+    reader, writer = IO.pipe
+    pid = fork do
+      client = Client.new(socket: sidecar.socket, ttl: 1)
+      client.acquire("r")
+      writer.puts("held")
+      sleep
+    end
+    begin
+      writer.close
+      same("held", reader.gets&.chomp)
+      Process.kill(:STOP, pid)
+      eventually("it is free") { sidecar.lock("r")["holders"].empty? }
+    ensure
+      Process.kill(:KILL, pid)
+      Process.waitpid(pid)
+    end
+  },
+
   "what stands unread because the reader has no turn is no silence" => lambda {
     sidecar = Sidecar.new("ttl" => "6s")
     client = Client.new(socket: sidecar.socket)
