@@ -117,8 +117,9 @@ func testLookBesideManyNotes(t testing.TB) {
 		return err
 	})
 	d.loses.Store(false)
-	if n := number(t, b, "SELECT COUNT(*) FROM {note}"); n != many {
-		t.Fatalf("there are %d notes of %d requests that were given up", n, many)
+	// One that has not come as far as the server leaves none.
+	if n := number(t, b, "SELECT COUNT(*) FROM {note}"); n <= 1000 {
+		t.Fatalf("there are %d notes of %d requests that were given up, and one look reads 1,000", n, many)
 	}
 	g, q := hold(t, holder, "r"), exclusive("r")
 	waiting := acquire(t, l, q)
