@@ -17,7 +17,6 @@ func TestPodsComeAndGo(t *testing.T) {
 	dir := sideFolder(t)
 	var out logLines
 	s := start(t, logTo(&out), func(so *session.Options, lo *Options) { so.Sidecar, lo.SideDoors = "first", dir })
-	files, goroutines := openFiles(t), runtime.NumGoroutine()
 	const pods, atOnce = 1000, 8
 	var there []string
 	end := func(name string) {
@@ -28,11 +27,20 @@ func TestPodsComeAndGo(t *testing.T) {
 		}
 		eventually(t, "the folder is gone", func() bool { return os.RemoveAll(gone) == nil })
 	}
-	for n := range pods {
+	begin := func(n int) string {
 		name := fmt.Sprintf("8f1c0a52-3c1b-4a6e-9d7e-%012x", n)
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
 		}
+		return name
+	}
+	// What the sidecar starts but once is counted from the beginning.
+	one := begin(pods)
+	eventually(t, "it is served", func() bool { return nameAt(sideDoor(dir, one)) == "first" })
+	files, goroutines := openFiles(t), runtime.NumGoroutine()
+	end(one)
+	for n := range pods {
+		name := begin(n)
 		if there = append(there, name); len(there) > n%atOnce {
 			end(there[0])
 			there = there[1:]
@@ -42,7 +50,13 @@ func TestPodsComeAndGo(t *testing.T) {
 		eventually(t, "it is served", func() bool { return nameAt(sideDoor(dir, name)) == "first" })
 		end(name)
 	}
-	eventually(t, "nothing is left", func() bool { return openFiles(t) <= files && runtime.NumGoroutine() <= goroutines })
+	t.Cleanup(func() {
+		if t.Failed() {
+			stacks := make([]byte, 1<<20)
+			t.Logf("%d files and %d goroutines, %d and %d before\n%s", openFiles(t), runtime.NumGoroutine(), files, goroutines, stacks[:runtime.Stack(stacks, true)])
+		}
+	})
+	eventually(t, "nothing is left", func() bool { return openFiles(t) < files && runtime.NumGoroutine() < goroutines }) // that one had some, too
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 		t.Errorf("%d folders are left: %v", len(entries), err)
 	}
