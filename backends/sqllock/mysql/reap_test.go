@@ -254,8 +254,8 @@ func testReapAtAnotherServer(t testing.TB) {
 	}
 }
 
-// The keeper has seen an era at one server for nearly as long as that lasts, and comes to another one where the same era has just
-// begun. It lasts as long there as anywhere else, and notes of the one before stay.
+// The keeper has seen an era at one server for nearly as long as that lasts, and comes to another one where the same era starts just
+// then. It lasts as long there as anywhere else, and notes of the one before stay.
 func TestEraAtAnotherServer(t *testing.T) {
 	t.Parallel()
 	again(t, testEraAtAnotherServer)
