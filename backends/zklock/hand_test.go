@@ -109,7 +109,7 @@ func TestPermitEndsAsItIsOverwritten(t *testing.T) {
 // another one. It has that slot, and no other, also where it is given up then.
 func TestClaimIsOverwritten(t *testing.T) {
 	t.Parallel()
-	s := testengine.Shared(t, testengine.ZooKeeper)
+	s := testengine.New(t, testengine.ZooKeeper) // its own: others' sidecars clear away the node above its hold's note
 	for _, least := range []time.Duration{0, 100 * time.Millisecond} {
 		for _, givenUp := range []bool{false, true} {
 			subtest(t, fmt.Sprint(least, " given up ", givenUp), func(t testing.TB) {
@@ -117,6 +117,7 @@ func TestClaimIsOverwritten(t *testing.T) {
 				_, l := sidecar(t, url, 30*time.Second)
 				live(t, l)
 				b, o := sidecar(t, s.URL(), 30*time.Second)
+				live(t, o)
 				r, two := unique(), lock.Permits(2)
 				first := hold(t, o, r, two)
 				q := request(r, two)
