@@ -244,6 +244,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 		}
 	case a.Granted, err != nil && !errors.Is(err, lock.ErrUnavailable):
 		d.asked.forget(q.ID)
+	case err != nil && again: // another fence is still to be asked for: this request may not have reached the server
 	default:
 		d.asked.note(q.ID, over)
 	}

@@ -145,6 +145,78 @@ func testFenceOfAGrantBeforeTheAnswer(t testing.TB) {
 	}
 }
 
+// So it is where the request for another fence does not reach the server: the next one asks for it, too.
+func TestFenceOfAGrantWhoseRequestWasLost(t *testing.T) {
+	again(t, testFenceOfAGrantWhoseRequestWasLost)
+}
+
+func testFenceOfAGrantWhoseRequestWasLost(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	_, elsewhere := sidecar(t, other.URL()+noGrace, backGrace)
+	road := testengine.Through(t, s)
+	var lost atomic.Int64
+	b, err := Open(patient(road.URL()+withBackGrace), func(what string, _ time.Duration, err error) {
+		if what == "acquire" && err != nil {
+			lost.Add(1)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	var l lock.Lease
+	eventually(t, "a lease is opened", func() (err error) {
+		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "waits"})
+		return err
+	})
+	t.Cleanup(func() { _ = l.Close(t.Context()) })
+	testengine.Restart(t, s, testengine.KeepData)
+	for range 3 { // the first one compares
+		eventually(t, "the lease lives", func() error { return beat(t.Context(), l) })
+	}
+	granted := make(chan lock.Grant, 1)
+	go func() {
+		if g, err := acquire(t.Context(), l, exclusive("r")); err == nil {
+			granted <- g
+		}
+	}()
+	eventually(t, "the store has granted it", func() error {
+		st, err := b.Get(t.Context(), "r")
+		if err == nil && len(st.Holders) == 0 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	before := hold(t, elsewhere, "r")
+	p := &b.pasts[0]
+	if left, _ := p.left(backGrace, b.clock()); left <= 0 {
+		t.Fatal("the app may have got it already")
+	}
+	road.Inject(testengine.Cut)
+	p.mu.Lock()
+	p.since -= backGrace
+	p.mu.Unlock()
+	enough := lost.Load() + 2 // one may have begun before that
+	eventually(t, "a request is lost", func() error {
+		if n := lost.Load(); n < enough {
+			return fmt.Errorf("%d are lost, of %d", n, enough)
+		}
+		return nil
+	})
+	if err := road.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case g := <-granted:
+		if g.Fence <= before.Fence {
+			t.Errorf("broken law: the fence is %d, and was %d before", g.Fence, before.Fence)
+		}
+	case <-time.After(patience):
+		t.Fatal("it is not granted")
+	}
+}
+
 // What was asked for before a past was over may have its fence from then.
 func TestEarly(t *testing.T) {
 	var e early
