@@ -22,7 +22,7 @@ import (
 //
 // Where the road led to another server meanwhile and is back, the mark is what it was. The presence is
 // another one then (see road), also where nothing was learned of the marks there: all that the other
-// server has said may be that the lease is over.
+// server has said may be that the lease is over. So it is with a sidecar that has just started there, and sees its first mark here.
 //
 // A mark that stood there while another server still answered is in doubt: what that one has granted this server
 // does not know, and nobody else here waits for it. So whoever comes from there has the mark replaced by
@@ -62,6 +62,9 @@ func (p *past) saw(s seen, now time.Duration) {
 	same := s.mark == p.mark
 	switch {
 	case p.mark == "":
+		if silence, ever := s.by.silence(); ever { // it comes from another server, which has not shown a mark
+			p.other = now - silence
+		}
 	case !same && s.by == p.by && s.sent < p.came && s.stamp < p.stamp:
 		return // the answer is of before the mark was replaced, and comes late
 	case !same:
@@ -83,7 +86,7 @@ func (p *past) saw(s seen, now time.Duration) {
 			p.since = min(p.since, now-s.age)
 		}
 		return
-	case p.mark == "":
+	case p.mark == "" && p.other == 0 && !p.doubt:
 		p.first, p.since = true, now-s.age
 	default:
 		p.first, p.since = false, now

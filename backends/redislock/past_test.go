@@ -154,7 +154,7 @@ func TestPastDoubtsAfterAnotherMaster(t *testing.T) {
 				run, role, found := strings.Cut(what, " ")
 				if !found {
 					r.current.Load().writes()
-				} else if err := r.found(nil, map[string]string{"run_id": run, "role": role}); err != nil {
+				} else if err := r.found(nil, map[string]string{"run_id": run, "role": role}, time.Now()); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -47,8 +47,10 @@ type presence struct {
 	no     int // counts the presences of the road, from 1
 	master int // the last one before it that was a master
 
-	answered atomic.Int64 // when the last request of an app, or heartbeat, was sent that it has answered, since began; 0: there was none
-	before   int64        // the same of those before it
+	// when the last request of an app, or heartbeat, was sent that it has answered, or, as a master, who it is; since began. 0: there
+	// was none
+	answered atomic.Int64
+	before   int64 // the same of those before it
 }
 
 // began is a moment of which only the distance matters. Go's clock is read for each request anyway.
@@ -251,6 +253,7 @@ func (r *road) forget(c *conn) {
 func (r *road) connected(ctx context.Context, cn *redis.Conn) error {
 	token := tokenPrefix + rand.Text()
 	var info *redis.StringCmd
+	sent := time.Now()
 	_, err := cn.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.Do(ctx, "ping", token)
 		info = p.Info(ctx)
@@ -263,13 +266,13 @@ func (r *road) connected(ctx context.Context, cn *redis.Conn) error {
 	if err != nil {
 		return fmt.Errorf("info: %w", err)
 	}
-	return r.found(c, parseInfo(info.Val()))
+	return r.found(c, parseInfo(info.Val()), sent)
 }
 
 var errNoRunID = errors.New("the server does not tell its run_id, without which a restart cannot be noticed")
 
-// found takes note of who is at the other end of a connection.
-func (r *road) found(c *conn, info map[string]string) error {
+// found takes note of who is at the other end of a connection. sent is when that was asked.
+func (r *road) found(c *conn, info map[string]string, sent time.Time) error {
 	if info["redis_mode"] == "sentinel" || info["server_mode"] == "sentinel" { // Valkey says server_mode
 		if c != nil {
 			r.forget(c)
@@ -298,6 +301,7 @@ func (r *road) found(c *conn, info map[string]string) error {
 	}
 	if info["role"] == "master" { // a replica grants nothing
 		r.master = now.no
+		now.answers(sent)
 	}
 	return nil
 }

@@ -151,11 +151,11 @@ func copyData(t testing.TB, from, to string) {
 func TestWhoIsAtTheOtherEnd(t *testing.T) {
 	r := newRoad(nil)
 	for _, mode := range []string{"redis_mode", "server_mode"} {
-		if err := r.found(nil, map[string]string{mode: "sentinel", "run_id": "1"}); err != nil || r.current.Load() != nil {
+		if err := r.found(nil, map[string]string{mode: "sentinel", "run_id": "1"}, time.Now()); err != nil || r.current.Load() != nil {
 			t.Errorf("%s=sentinel was taken for a data server (%v)", mode, err)
 		}
 	}
-	if err := r.found(nil, map[string]string{"redis_mode": "standalone"}); !errors.Is(err, errNoRunID) {
+	if err := r.found(nil, map[string]string{"redis_mode": "standalone"}, time.Now()); !errors.Is(err, errNoRunID) {
 		t.Errorf("a server without run_id: got %v, want a refusal", err)
 	}
 }

@@ -219,6 +219,38 @@ func testNewcomerAfterAReplicaThatBecameAMaster(t testing.TB) {
 	w.newcomerWaits(s)
 }
 
+// A sidecar starts while all are led to another server. That one answers, but not with its mark: the answer is lost. Then the
+// sidecar is led to the first server. It comes from the other one as well.
+func TestNewcomerThatHasMetAnotherServer(t *testing.T) { again(t, testNewcomerThatHasMetAnotherServer) }
+
+func testNewcomerThatHasMetAnotherServer(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.lead(other)
+	w.elsewhere(other)
+	w.b = openAt(t, w.way.URL()+withBackGrace)
+	defer func() { _ = w.b.Close() }()
+	lost := w.way.LoseReply(scriptOpen.code().sha.(string), testengine.Sever)
+	eventually(t, "the answer is lost", func() error {
+		l, err := w.b.OpenLease(t.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "first"})
+		if err == nil {
+			swallow(l)
+			_ = l.Close(t.Context())
+			t.Fatal("the answer was not lost")
+		}
+		select {
+		case <-lost:
+			return nil
+		default:
+			return err
+		}
+	})
+	w.lead(s)
+	w.waits()
+	w.newcomerWaits(s)
+}
+
 // A sidecar comes from another server, which has shown its mark to it last before the first one began. But it has answered
 // after that.
 func TestNewcomerAfterAnAnswerWithoutAMark(t *testing.T) {
@@ -235,6 +267,22 @@ func TestNewcomerAfterAnAnswerWithoutAMark(t *testing.T) {
 					w.Fatal(err)
 				}
 				w.loses()
+			})
+		})
+	})
+	t.Run("of who it is", func(t *testing.T) {
+		again(t, func(t testing.TB) {
+			afterAnAnswer(t, func(w *wayBack, at testengine.Server) {
+				addr := testengine.Nodes(w, at)[0].Addr()
+				dials := w.way.Dials(addr)
+				w.way.Inject(testengine.Sever)
+				eventually(w, "another connection is made", func() error {
+					err := w.b.Ping(w.Context())
+					if err == nil && w.way.Dials(addr) == dials {
+						err = errors.New("not yet")
+					}
+					return err
+				})
 			})
 		})
 	})
@@ -256,6 +304,7 @@ func afterAnAnswer(t testing.TB, answers func(w *wayBack, at testengine.Server))
 	w.elsewhere(other)
 	w.b, w.first = sidecar(t, w.way.URL()+withBackGrace, backGrace)
 	passes(&w.b.pasts[0], 90*time.Second)
+	w.b.only.current.Load().answered.Add(-int64(90 * time.Second))
 	answers(w, other)
 	w.lead(s)
 	w.loses()
