@@ -26,8 +26,8 @@ import (
 //
 // A mark that stood there while another server still answered is in doubt: what that one has granted this server
 // does not know, and nobody else here waits for it. So whoever comes from there has the mark replaced by
-// a new one, and all wait. How old the mark is for that the server's clock says, too: where it errs, all wait once
-// for nothing.
+// a new one, and all wait. How old the mark is for that the server's clock says, too: where it was set forward, or back to before the
+// mark, all wait once for nothing.
 type past struct {
 	version atomic.Uint64 // counts the marks that were seen, and the presences
 
@@ -42,6 +42,7 @@ type past struct {
 	told  time.Duration // on the backend's clock, when it was last to be told
 	asked time.Duration // on the backend's clock, when the last request was sent that was answered
 	other time.Duration // when a server before this one was asked last that has answered; 0: there was none, or it is decided whether this mark is in doubt
+	led   bool          // the mark was seen first after the road has led here from another server
 	doubt bool          // the mark is to be replaced
 }
 
@@ -52,6 +53,7 @@ type seen struct {
 	by    *presence
 	age   time.Duration // how old the mark is at least, as the store knows; 0: it does not, or does not say
 	clock time.Duration // how old it is by the server's clock, which may have been set since; negative: it was set back, or it is not said
+	back  bool          // that clock was set back to before the mark
 	sent  time.Duration // on the backend's clock, when that was asked
 }
 
@@ -63,12 +65,12 @@ func (p *past) saw(s seen, now time.Duration) {
 	switch {
 	case p.mark == "":
 		if silence, ever := s.by.silence(); ever { // it comes from another server, which has not shown a mark
-			p.other = now - silence
+			p.other, p.led = now-silence, true
 		}
 	case !same && s.by == p.by && s.sent < p.came && s.stamp < p.stamp:
 		return // the answer is of before the mark was replaced, and comes late
 	case !same:
-		p.other, p.doubt = p.asked, false
+		p.other, p.led, p.doubt = p.asked, s.by != p.by, false
 		if silence, ever := s.by.silence(); ever && s.by != p.by && s.by.road == p.by.road { // not each answer shows a mark
 			p.other = max(p.other, now-silence)
 		}
@@ -76,7 +78,11 @@ func (p *past) saw(s seen, now time.Duration) {
 		p.other, p.doubt = 0, true
 	}
 	p.asked = max(p.asked, s.sent)
-	if p.other != 0 && (s.age > 0 || s.clock >= 0) {
+	switch {
+	case p.other == 0:
+	case s.back && p.led: // the mark that replaces it is seen on this server first, so it is replaced once
+		p.other, p.doubt = 0, true
+	case s.age > 0 || s.clock >= 0:
 		p.other, p.doubt = 0, stoodThere(max(s.age, s.clock), now-p.other)
 	}
 	switch {

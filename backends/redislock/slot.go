@@ -72,7 +72,7 @@ func (b *Backend) look(i int, r reply, age, clock string, sent time.Duration) (*
 	}
 	b.pasts[i].saw(seen{
 		mark: s.run + " " + word(fields, 2), stamp: stamp, by: s.by, sent: sent,
-		age: time.Duration(micros) * time.Microsecond, clock: time.Duration(byClock) * time.Microsecond,
+		age: time.Duration(micros) * time.Microsecond, clock: time.Duration(byClock) * time.Microsecond, back: byClock < -1,
 	}, b.clock())
 	return s, nil
 }

@@ -131,6 +131,38 @@ func testNewcomerOnAServerThatIsYoung(t testing.TB) {
 	w.newcomerWaits(s)
 }
 
+// The clock of that server was set back since, so it does not say how old the mark is. Who comes from another server asks more than
+// once.
+func TestNewcomerOnAServerWhoseClockWasSetBack(t *testing.T) {
+	again(t, testNewcomerOnAServerWhoseClockWasSetBack)
+}
+
+func testNewcomerOnAServerWhoseClockWasSetBack(t testing.TB) {
+	s, other := testengine.New(t, testengine.RedisFakeTime), testengine.New(t, testengine.Redis)
+	b, l := sidecar(t, s.URL()+noGrace, lock.MaxTTL)
+	counts := func(by time.Duration) { // as if so long had gone by
+		b.pasts[0].mu.Lock()
+		b.pasts[0].since -= by
+		b.pasts[0].mu.Unlock()
+	}
+	counts(4 * time.Minute)
+	testengine.ShiftClock(t, s, -time.Hour)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.lead(other)
+	w.elsewhere(other)
+	w.b, w.first = sidecar(t, w.way.URL()+withBackGrace, backGrace)
+	w.lead(s)
+	w.loses()
+	for range 3 {
+		w.waits()
+	}
+	counts(time.Minute)
+	if _, err := driverNamed(b, l.ID()).lookAround(t.Context()); err != nil { // as its chores do then
+		t.Fatal(err)
+	}
+	w.newcomerWaits(s)
+}
+
 // A sidecar comes back from another server, and loses the answer that says how old the mark of the first one is. It asks again.
 func TestNewcomerAfterALookThatWasLost(t *testing.T) { again(t, testNewcomerAfterALookThatWasLost) }
 
