@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
@@ -40,6 +41,55 @@ func testReleaseBesideOtherReaders(t testing.TB) {
 		t.Errorf("the other reader's hold: %+v, %v", st, err)
 	}
 }
+
+// The way leads to a replica that does not know the lease, and back. A replica does not say that a lease is over.
+func TestReplicaEndsNoLease(t *testing.T) { again(t, testReplicaEndsNoLease) }
+
+func testReplicaEndsNoLease(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	way := testengine.Through(t, s)
+	b, l := sidecar(t, way.URL()+noGrace, 5*time.Minute)
+	g := hold(t, l, "r")
+	if err := plain(t, testengine.Nodes(t, other)[0].Addr()).Do(t.Context(), "replicaof", "127.0.0.1", 1).Err(); err != nil { // of a master that is not there
+		t.Fatal(err)
+	}
+	before := b.only.current.Load()
+	lead := func(to testengine.Server) {
+		way.Retarget(testengine.Nodes(t, to)[0].Addr())
+		way.Inject(testengine.Sever)
+	}
+	lead(other)
+	eventually(t, "the sidecar is at the replica", func() error {
+		if err := b.Ping(t.Context()); err != nil {
+			return err
+		}
+		if b.only.current.Load() == before {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	describes := l.(*backendtest.TimedLease).Lease.(lock.Contender).Describe
+	for what, err := range map[string]error{
+		"a request":            failure(try(t, l, "another")),
+		"a downgrade":          l.Downgrade(t.Context(), g.Resource, g.ID),
+		"a note of who has it": describes(t.Context(), g.Resource, g.ID, ""),
+		"a release":            l.Release(t.Context(), g.Resource, g.ID),
+	} {
+		if !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("%s at a replica: got %v, want ErrUnavailable", what, err)
+		}
+	}
+	lead(s)
+	eventually(t, "the lease lives", func() error {
+		err := beat(t.Context(), l)
+		if errors.Is(err, lock.ErrLeaseLost) {
+			t.Fatal(err)
+		}
+		return err
+	})
+}
+
+func failure(_ lock.Grant, err error) error { return err }
 
 // A tombstone lives as long as a late copy can be carried out. Issue 9, 3.12.
 func TestTombstoneLivesForTheTTL(t *testing.T) { again(t, testTombstoneLivesForTheTTL) }

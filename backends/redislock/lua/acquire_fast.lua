@@ -14,7 +14,10 @@ do
   local t = redis.call('TIME')
   local now = t[1] * 1000000 + t[2]
   local expiry = redis.call('ZSCORE', KEYS[1], ARGV[2])
-  if not expiry or tonumber(expiry) <= now then return {'LOST'} end
+  if not expiry or tonumber(expiry) <= now then
+    redis.call('ZREM', KEYS[1], '') -- a replica may not say that: it only lags behind, or is another server's
+    return {'LOST'}
+  end
   if redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[7]) == 0 and #ARGV[4] == 1 then -- no permit, no time of its own
     local since = string.format('%.0f', now)
     local fence = since

@@ -1,7 +1,10 @@
 -- Turns an exclusive hold into a shared one; readers at the head of the queue join it.
 -- ARGV: 1 resource, 2 lease, 3 id
 -- Reply: 1 done, 2 done and there is more to hand on, 0 nothing there, -1 the lease is over.
-if not ends(ARGV[2]) then return -1 end
+if not ends(ARGV[2]) then
+  redis.call('ZREM', KEYS[1], '') -- see acquire_fast.lua
+  return -1
+end
 local field = 'h' .. ARGV[3]
 local record = redis.call('HGET', KEYS[4], field)
 if not record then return 0 end
