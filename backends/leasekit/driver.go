@@ -97,6 +97,13 @@ type Guarder interface {
 	Guards(q lock.Request) bool
 }
 
+// Forgetter is a Driver that notes something of what it is asked for.
+type Forgetter interface {
+	// Forget says that the lease knows nothing of a hold or waiter any more: it was withdrawn or refused, or the store has
+	// lost it. It does not block.
+	Forget(id lock.HoldID)
+}
+
 // OtherLimit is Ask's: permits have another number now.
 func OtherLimit(q lock.Request) error {
 	return &lock.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, but there are permits of another number while somebody has one", q.Mode.Limit())}

@@ -162,6 +162,9 @@ func (l *Lease) remove(e *entry) {
 		delete(l.entries, e.ID)
 		delete(l.forced, e.ID)
 		l.removed++
+		if f, notes := l.d.(Forgetter); notes {
+			f.Forget(e.ID)
+		}
 	}
 	e.wake()
 }

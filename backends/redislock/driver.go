@@ -79,6 +79,8 @@ var (
 	_ leasekit.Driver = (*driver)(nil)
 	_ leasekit.Sorter = (*driver)(nil)
 	_ leasekit.Teller = (*driver)(nil)
+
+	_ leasekit.Forgetter = (*driver)(nil)
 )
 
 // OpenLease implements lock.Backend.
@@ -440,6 +442,9 @@ func (d *driver) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.
 	}
 	return leasekit.Withdrawn{}, fmt.Errorf("release: Redis answered %v: %w", r.val, lock.ErrUnavailable)
 }
+
+// Forget implements leasekit.Forgetter.
+func (d *driver) Forget(id lock.HoldID) { d.asked.forget(id) }
 
 // KeepsMinHold implements leasekit.Keeper.
 func (d *driver) KeepsMinHold() error { return nil }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest"
+	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -214,6 +216,61 @@ func testFenceOfAGrantWhoseRequestWasLost(t testing.TB) {
 		}
 	case <-time.After(patience):
 		t.Fatal("it is not granted")
+	}
+}
+
+// Nothing is kept of a hold that was granted by push, and that the store has lost since.
+func TestEarlyForgetsWhatIsLost(t *testing.T) { again(t, testEarlyForgetsWhatIsLost) }
+
+func testEarlyForgetsWhatIsLost(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	_, holder := sidecar(t, s.URL()+noGrace, backGrace)
+	way := testengine.Through(t, s)
+	b := openAt(t, patient(way.URL()+noGrace))
+	defer func() { _ = b.Close() }()
+	d := lone(t, b, backGrace)
+	l := leasekit.Start(t.Context(), d, leasekit.Options{ID: d.id, TTL: d.ttl, Clock: b.clock, Opened: d.renewed, Recheck: time.Hour, Unproven: true, Tells: true})
+	defer func() { _ = l.Close(t.Context()) }()
+	<-d.subscribed
+	fork := testengine.ForkRedis(t, s)
+	held, granted := hold(t, holder, "r"), make(chan lock.Grant, 1)
+	go func() {
+		if g, err := acquire(t.Context(), l, exclusive("r")); err == nil {
+			granted <- g
+		}
+	}()
+	eventually(t, "it waits", func() error {
+		st, err := b.Get(t.Context(), "r")
+		if err == nil && len(st.Waiters) == 0 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	if err := release(t.Context(), holder, "r", held.ID); err != nil {
+		t.Fatal(err)
+	}
+	var g lock.Grant
+	select {
+	case g = <-granted:
+	case <-time.After(patience):
+		t.Fatal("it is not granted")
+	}
+	if !d.asked.some.Load() {
+		t.Fatal(backendtest.Busy(errors.New("it was not granted by push")))
+	}
+	way.Retarget(testengine.Nodes(t, fork)[0].Addr())
+	way.Inject(testengine.Sever)
+	eventually(t, "the hold is lost", func() error {
+		news, err := l.Heartbeat(t.Context())
+		for _, e := range news {
+			if e.Kind == lock.Vanished && e.ID == g.ID {
+				return nil
+			}
+		}
+		return errors.Join(errors.New("not yet"), err)
+	})
+	if d.asked.some.Load() {
+		t.Errorf("it is noted still: %v", d.asked.over)
 	}
 }
 
