@@ -106,7 +106,7 @@ func (l *Lease) asked(e *entry, a Answer, err error) (Answer, error) {
 	case err == nil:
 		forced = a.Granted && e.revoked
 		e.stored, e.held, e.unsure = true, a.Granted && (e.held || !forced), false
-		e.fence = a.Fence
+		e.fence, e.compared = a.Fence, e.doubted
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unanswered()
 	case errors.Is(err, ErrNotSent) && (e.stored || e.unsure):
@@ -265,7 +265,7 @@ func (l *Lease) taken(e *entry) *Push {
 	if p == nil || e.revoked || e.doubted != l.doubted {
 		return nil // ask again
 	}
-	e.held, e.fence, e.pushed = true, p.Fence, nil
+	e.held, e.fence, e.pushed, e.compared = true, p.Fence, nil, e.doubted
 	l.touch(e)
 	return p
 }
@@ -369,10 +369,11 @@ func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 	switch {
 	case err == nil:
 		e.unsure, e.mode = false, lock.Shared
+		l.leftOut(e)
 	case errors.Is(err, lock.ErrUnavailable):
 		e.unanswered()
 		e.mode = lock.Shared // it may have done it
-		l.doubted++          // a comparison meanwhile has left it out
+		l.leftOut(e)
 	case errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrLeaseLost):
 		l.remove(e)
 	}

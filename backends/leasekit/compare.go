@@ -22,7 +22,7 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 		return nil, fmt.Errorf("%w: another comparison is under way: %w", lock.ErrUnavailable, context.Cause(ctx))
 	}
 	l.mu.Lock()
-	began, settles := l.o.Clock(), l.doubted
+	began, settles, epoch := l.o.Clock(), l.doubted, l.epoch
 	if settles == l.settled { // by the one that was under way
 		l.mu.Unlock()
 		return nil, nil
@@ -77,7 +77,22 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 			Ring(l.tidyBell)
 		}
 	}
-	return l.drop(known), nil
+	vanished := l.drop(known)
+	for _, e := range l.entries {
+		if !e.busy && e.touched <= epoch { // else it was left out
+			e.compared = settles
+		}
+	}
+	return vanished, nil
+}
+
+// leftOut has a hold compared with the next heartbeat about which a request has ended, if a comparison has left it out
+// because of that. Another server may have answered the request than the one that is compared with, which may have the hold as a waiter. l.mu is held.
+func (l *Lease) leftOut(e *entry) {
+	if e.compared < l.doubted {
+		l.doubted++
+		l.stranger = l.doubted
+	}
 }
 
 // drop takes out the holds that the store does not have, unless something has

@@ -297,40 +297,71 @@ func TestPushOfTheOldServer(t *testing.T) {
 	})
 }
 
-// Two faults: a hold is downgraded while the memories are compared, so it is left out, and that has no answer. The new server does not have
-// the hold, and the next heartbeat tells.
+// A downgrade has no answer, at the only server that there was. The next heartbeat counts, though there is none to a comparison either.
+func TestHeartbeatAfterADowngradeWithoutAnswer(t *testing.T) {
+	bubble(t, func(k *kit) {
+		g := k.acquire("r")
+		k.f.on("downgrade", hang)
+		k.f.on("held", hang)
+		ctx, cancel := context.WithTimeout(k.t.Context(), time.Second)
+		defer cancel()
+		k.is("Downgrade", k.Downgrade(ctx, g.Resource, g.ID), lock.ErrUnavailable)
+		ctx, cancel = context.WithTimeout(k.t.Context(), ttl/3)
+		defer cancel()
+		_, err := k.Heartbeat(ctx)
+		k.is("Heartbeat", err, nil)
+	})
+}
+
+// A hold is downgraded while the memories are compared, so it is left out. That has no answer, or the one of the old server. The new one does not
+// have the hold, or has it as a waiter still, and the next heartbeat tells.
 func TestDowngradeBesideAComparison(t *testing.T) {
+	const late = 2 * time.Second
 	silent := func(ctx context.Context, _ func()) error { return hang(ctx, func() {}) }
-	for what, before := range map[string]bool{"sent before it": true, "sent meanwhile": false} {
-		t.Run(what, func(t *testing.T) {
-			bubble(t, func(k *kit) {
-				lost := k.acquire("r")
-				k.f.lose(lost.ID)
-				k.f.on("downgrade", silent)
-				k.f.on("held", slow(time.Second))
-				k.f.change(func() { k.f.stranger = true })
-				downgraded, compared := make(chan error, 1), make(chan []lock.Event, 1)
-				downgrade := func() {
-					go func() {
-						ctx, cancel := context.WithTimeout(k.t.Context(), 2*time.Second)
-						defer cancel()
-						downgraded <- k.Downgrade(ctx, lost.Resource, lost.ID)
-					}()
+	for where, waits := range map[string]bool{"gone": false, "waiting": true} {
+		for what, c := range map[string]struct {
+			before bool
+			answer fault
+			err    error
+		}{
+			"sent before it":               {true, silent, lock.ErrUnavailable},
+			"sent meanwhile":               {false, silent, lock.ErrUnavailable},
+			"answered by the one that was": {true, slow(late), nil},
+		} {
+			t.Run(where+", "+what, func(t *testing.T) {
+				bubble(t, func(k *kit) {
+					lost := k.acquire("r")
+					k.f.on("downgrade", c.answer)
+					k.f.on("held", slow(late/2))
+					downgraded, compared := make(chan error, 1), make(chan []lock.Event, 1)
+					downgrade := func() {
+						go func() {
+							ctx, cancel := context.WithTimeout(k.t.Context(), late)
+							defer cancel()
+							downgraded <- k.Downgrade(ctx, lost.Resource, lost.ID)
+						}()
+						synctest.Wait()
+					}
+					if c.before {
+						downgrade()
+					}
+					if waits {
+						k.f.change(func() { k.f.entries[lost.ID].held = false })
+					} else {
+						k.f.lose(lost.ID)
+					}
+					k.f.change(func() { k.f.stranger = true })
+					go func() { compared <- k.beat() }()
 					synctest.Wait()
-				}
-				if before {
-					downgrade()
-				}
-				go func() { compared <- k.beat() }()
-				synctest.Wait()
-				if !before {
-					downgrade()
-				}
-				k.same("Heartbeat that leaves it out", <-compared)
-				k.is("Downgrade", <-downgraded, lock.ErrUnavailable)
-				k.same("the next", k.beat(), vanished(lost))
-				k.same("a later one", k.beat())
+					if !c.before {
+						downgrade()
+					}
+					k.same("Heartbeat that leaves it out", <-compared)
+					k.is("Downgrade", <-downgraded, c.err)
+					k.same("the next", k.beat(), vanished(lost))
+					k.same("a later one", k.beat())
+				})
 			})
-		})
+		}
 	}
 }

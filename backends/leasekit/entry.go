@@ -33,11 +33,12 @@ type entry struct {
 	grace   time.Duration // the shortest that is known
 	until   time.Duration // on the clock: when grace is over, counted from when it was known
 
-	fence   lock.Fence // of a hold, as its caller was told
-	touched uint64     // epoch of the last change
-	doubted uint64     // of the lease, when the last request was sent
-	pushed  *Push      // a grant that came by push
-	rest    *rest      // not nil while the entry stands in Lease.waits
+	fence    lock.Fence // of a hold, as its caller was told
+	touched  uint64     // epoch of the last change
+	doubted  uint64     // of the lease, when the last request was sent
+	compared uint64     // for how many of these reasons it is settled that the store has the hold
+	pushed   *Push      // a grant that came by push
+	rest     *rest      // not nil while the entry stands in Lease.waits
 }
 
 // rest is what a request has while it waits.
