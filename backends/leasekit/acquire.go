@@ -99,7 +99,7 @@ func (l *Lease) asked(e *entry, a Answer, err error) (Answer, error) {
 	forced := false
 	l.mu.Lock()
 	l.end(e)
-	if a.Granted && e.doubted != l.doubted {
+	if a.Granted && e.doubted < l.shaken {
 		a, e.rung = Answer{}, true
 	}
 	switch {
@@ -262,7 +262,7 @@ func (l *Lease) part(ctx context.Context, e *entry, c lock.Cohort) error {
 // server that answers now may not have it, see asked. l.mu is held.
 func (l *Lease) taken(e *entry) *Push {
 	p := e.pushed
-	if p == nil || e.revoked || e.doubted != l.doubted {
+	if p == nil || e.revoked || e.doubted < l.shaken {
 		return nil // ask again
 	}
 	e.held, e.fence, e.pushed, e.compared = true, p.Fence, nil, e.doubted

@@ -89,7 +89,7 @@ func (l *Lease) compare(ctx context.Context) ([]lock.Event, error) {
 // leftOut has a hold compared with the next heartbeat about which a request has ended, if a comparison has left it out
 // because of that. Another server may have answered the request than the one that is compared with, which may have the hold as a waiter. l.mu is held.
 func (l *Lease) leftOut(e *entry) {
-	if e.compared < l.doubted {
+	if e.compared < l.shaken {
 		l.doubted++
 		l.stranger = l.doubted
 	}
@@ -137,7 +137,7 @@ func (l *Lease) tidy(ctx context.Context) {
 			l.mu.Lock()
 			delete(l.strays, r.ID)
 			if err != nil {
-				l.doubted++
+				l.doubt()
 			}
 			l.mu.Unlock()
 			if errors.Is(err, lock.ErrLeaseLost) {

@@ -365,3 +365,35 @@ func TestDowngradeBesideAComparison(t *testing.T) {
 		}
 	}
 }
+
+// Two faults: the store is slow, and another server has answered. An app does not wait so long for its downgrades, again and again. What others
+// ask for is not asked for again each time.
+func TestGrantBesideDowngradesWithoutAnswer(t *testing.T) {
+	bubble(t, func(k *kit) {
+		held := k.acquire("held")
+		k.f.on("downgrade", hang)
+		k.f.on("held", slow(time.Second))
+		k.f.on("ask", slow(1500*time.Millisecond))
+		ctx, cancel := context.WithTimeout(k.t.Context(), 30*time.Second)
+		defer cancel()
+		downgraded := make(chan struct{})
+		go func() {
+			defer close(downgraded)
+			for ctx.Err() == nil {
+				brief, cancel := context.WithTimeout(ctx, time.Second)
+				k.is("Downgrade", k.Downgrade(brief, held.Resource, held.ID), lock.ErrUnavailable)
+				cancel()
+			}
+		}()
+		synctest.Wait()
+		k.f.change(func() { k.f.stranger = true })
+		k.same("Heartbeat", k.beat())
+		began := k.clock()
+		r := <-k.begins(ctx, k.request("r"))
+		if took := r.at - began; r.err != nil || took > 2*time.Second {
+			t.Errorf("granted after %s: %v", took, r.err)
+		}
+		cancel()
+		<-downgraded
+	})
+}

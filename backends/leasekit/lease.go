@@ -66,6 +66,7 @@ type Lease struct {
 	// were, and how many of them a comparison has settled.
 	doubted, settled uint64
 	stranger         uint64 // the last of them that was another server
+	shaken           uint64 // the last of them that was not about a single hold: what was sent for before says nothing any more
 
 	strays   map[lock.HoldID]Ref // that only the store has, to be released
 	tidyBell chan struct{}       // has a value when there may be some

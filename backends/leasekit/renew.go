@@ -80,7 +80,7 @@ func (l *Lease) renew(ctx context.Context) (beat, error) {
 		}
 	}
 	if r.Stranger {
-		l.doubted++
+		l.doubt()
 		l.stranger = l.doubted
 	}
 	b.entries = r.Entries
@@ -107,9 +107,15 @@ func (l *Lease) doubts(b beat) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.miscounts(b) {
-		l.doubted++
+		l.doubt()
 	}
 	return l.doubted > l.settled
+}
+
+// doubt notes a reason to compare all. l.mu is held.
+func (l *Lease) doubt() {
+	l.doubted++
+	l.shaken = l.doubted
 }
 
 func (l *Lease) miscounts(b beat) bool {
