@@ -53,8 +53,11 @@ func (a *asked) tooOld(o *op) bool {
 }
 
 // takeBack takes such a grant back, of which nobody was told. A push of it may still come. Where ctx ends before, that goes on, and the
-// request is as one that had no answer.
+// request is as one that had no answer. Whoever asks again then does not get that grant, if it is there still, and given up perhaps.
 func (l *lease) takeBack(ctx context.Context, r lock.Resource, a *asked, o *op) error {
+	l.mu.Lock()
+	a.above = max(a.above, o.version)
+	l.mu.Unlock()
 	back := &op{kind: opRemove, id: o.id, lease: l.id, unsure: a.open}
 	if o.span > 0 {
 		back.kind = opDetach // for no time at all, so nothing is kept of it
