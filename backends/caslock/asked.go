@@ -91,13 +91,13 @@ func (l *lease) stopWaiting(id lock.HoldID) {
 
 // grantedByPush notes a hold, if it was asked for and a push is enough to have it. It reports whether it is. Otherwise the lease
 // asks, and has the answer.
-func (l *lease) grantedByPush(r leasekit.Ref, version int64) bool {
+func (l *lease) grantedByPush(r leasekit.Ref, version int64, fence lock.Fence) bool {
 	l.mu.Lock()
 	a := l.asked[r.ID]
 	enough := a == nil || a.waits && !a.lasts && !a.busy && !a.open && version > a.above
 	l.mu.Unlock()
 	if a != nil && enough {
-		l.granted(r.Resource, r.ID, version)
+		l.granted(r.Resource, r.ID, version, fence)
 	}
 	return enough // also where the lease has it already, or has given it up
 }

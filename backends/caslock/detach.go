@@ -71,7 +71,7 @@ func (l *lease) attach(ctx context.Context, q lock.Request) (leasekit.Answer, er
 	if o.kept > 0 {
 		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, o.left)
 	}
-	l.granted(q.Resource, q.ID, o.version)
+	l.granted(q.Resource, q.ID, o.version, o.fence())
 	return leasekit.Answer{Granted: true, Fence: o.fence(), Left: o.left}, nil
 }
 

@@ -18,8 +18,9 @@ var _ leasekit.Sorter = (*lease)(nil)
 type fresh struct {
 	id      lock.HoldID
 	key     string // of its entry,
-	version int64  // and what that has,
-	moves   bool   // or a later one: it is being written again
+	version int64  // and what that has
+	fence   lock.Fence
+	moves   bool // its entry is being written again: then that may have a later version, with the same fence
 }
 
 const (
@@ -30,11 +31,11 @@ const (
 )
 
 // granted notes a hold.
-func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64) {
+func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64, fence lock.Fence) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.asked, id)
-	l.fresh[id] = fresh{id: id, key: entryKey(l.id, r, string(id)), version: version}
+	l.fresh[id] = fresh{id: id, key: entryKey(l.id, r, string(id)), version: version, fence: fence}
 }
 
 // moves notes that the lease has the entry of a hold written again. Before that is answered a heartbeat may see it.
@@ -84,12 +85,17 @@ func (l *lease) shown(some []fresh, found []Found) {
 		if l.fresh[f.id] != f { // it was released meanwhile
 			continue
 		}
-		if kv, _ := found[i].one(); kv.Version < f.version || kv.Version > f.version && !f.moves {
+		if kv, _ := found[i].one(); kv.Version != f.version && !f.moved(kv) {
 			l.b.fell()
 			return
 		}
 		delete(l.fresh, f.id)
 	}
+}
+
+// moved tells whether an entry that is being written again may have become that. What was granted again has another fence.
+func (f fresh) moved(kv KV) bool {
+	return f.moves && kv.Version > f.version && decode[entry](kv).fence() == f.fence
 }
 
 // showMore looks at those that one request could not read. What fails, the next heartbeat looks at.

@@ -76,3 +76,48 @@ func TestBackupAndADowngradeWithoutAnswer(t *testing.T) {
 		t.Errorf("%+v, %v", renewal, err)
 	}
 }
+
+// The store goes back to a backup in which a hold waits still, which is younger than the last heartbeat. Others change more than was lost, and who
+// is in front goes once more, so the hold is granted again. A heartbeat beside its downgrade does not take that for what the downgrade has written: others
+// may have had the lock in between.
+func TestGrantedAgainBesideADowngrade(t *testing.T) {
+	m := newMemory()
+	c := &counting{road: &road{m: m}}
+	_, l := opened(t, c, Options{Timeout: patience})
+	_, rival := opened(t, &road{m: m}, Options{Timeout: patience})
+	theirs := mustAsk(t, rival, "r")
+	q := request("r")
+	if a, err := l.Ask(t.Context(), q); err != nil || a.Granted {
+		t.Fatalf("behind another: %+v, %v", a, err)
+	}
+	if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	restore := m.backup()
+	goes := func() {
+		if _, err := rival.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "r", ID: theirs.ID}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	goes()
+	if a, err := l.Ask(t.Context(), q); err != nil || !a.Granted {
+		t.Fatalf("when it has gone: %+v, %v", a, err)
+	}
+	restore()
+	m.mu.Lock()
+	m.revision += 100
+	m.mu.Unlock()
+	goes()
+	var once atomic.Bool
+	after := func(x Txn) {
+		if writesHead(x, "r") && !once.Swap(true) {
+			if r, err := l.Renew(t.Context(), nil); err != nil || !r.Stranger {
+				t.Errorf("a heartbeat beside it: %+v, %v", r, err)
+			}
+		}
+	}
+	c.after.Store(&after)
+	if err := l.Downgrade(t.Context(), leasekit.Ref{Resource: q.Resource, ID: q.ID}); err != nil || !once.Load() {
+		t.Fatalf("%v; a heartbeat was beside it: %t", err, once.Load())
+	}
+}

@@ -339,7 +339,7 @@ func TestPushThatIsEnough(t *testing.T) {
 			l.asked[id] = c.a
 			l.mu.Unlock()
 		}
-		enough := l.grantedByPush(leasekit.Ref{Resource: "r", ID: id}, 10)
+		enough := l.grantedByPush(leasekit.Ref{Resource: "r", ID: id}, 10, 1)
 		l.mu.Lock()
 		if _, fresh := l.fresh[id]; enough != c.enough || fresh != (enough && c.a != nil) || (l.asked[id] == nil) != enough {
 			t.Errorf("%+v: enough %t, shown with the next heartbeat %t", c.a, enough, fresh)
@@ -390,10 +390,10 @@ func TestPushOfWhatWasTakenBack(t *testing.T) {
 	}
 	l.answered(a, &op{queued: true})
 	ref := leasekit.Ref{Resource: "r", ID: q.ID}
-	if l.grantedByPush(ref, o.version) {
+	if l.grantedByPush(ref, o.version, o.fence()) {
 		t.Error("broken law: a late push of it is enough, though others may have the lock")
 	}
-	if !l.grantedByPush(ref, o.version+1) {
+	if !l.grantedByPush(ref, o.version+1, o.fence()+1) {
 		t.Error("a push of the next grant is not enough")
 	}
 }

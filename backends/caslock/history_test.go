@@ -381,7 +381,7 @@ func TestHeartbeatAfterManyGrants(t *testing.T) {
 	l := b.leases[string(kit.ID())]
 	const n = 2*mostShown + 10
 	for i := range n {
-		l.granted(lock.Resource(strconv.Itoa(i)), lock.HoldID(strconv.Itoa(i)), int64(i+1))
+		l.granted(lock.Resource(strconv.Itoa(i)), lock.HoldID(strconv.Itoa(i)), int64(i+1), 0)
 		key := entryKey(l.id, lock.Resource(strconv.Itoa(i)), strconv.Itoa(i))
 		m.mu.Lock()
 		m.keys = append(m.keys, key)

@@ -142,7 +142,7 @@ func (l *lease) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, error
 		leasekit.Ring(l.look)
 		return leasekit.Answer{}, nil
 	}
-	l.granted(q.Resource, q.ID, o.version)
+	l.granted(q.Resource, q.ID, o.version, o.fence())
 	if o.kept > 0 {
 		l.b.lapsesIn(lapse{q.Resource, o.id, l.id, o.kept}, o.left)
 	}
@@ -171,7 +171,7 @@ func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
 	if err := l.b.within(ctx, r.Resource, o); err != nil {
 		return err
 	}
-	l.granted(r.Resource, r.ID, o.version)
+	l.granted(r.Resource, r.ID, o.version, o.fence())
 	return nil
 }
 
@@ -351,7 +351,7 @@ func (l *lease) changed(kv KV, push func(leasekit.Push)) {
 		name, id := refOf(rest)
 		e := decode[entry](kv)
 		p := leasekit.Push{Kind: leasekit.Granted, Ref: leasekit.Ref{Resource: name, ID: lock.HoldID(id)}, Fence: e.fence()}
-		if e.Fence == 0 || !l.grantedByPush(p.Ref, kv.Version) {
+		if e.Fence == 0 || !l.grantedByPush(p.Ref, kv.Version, p.Fence) {
 			p.Kind = leasekit.Woken
 		}
 		if e.Fence > 0 || e.Out {

@@ -336,10 +336,11 @@ func (s *state) read() int {
 }
 
 func (s *state) downgrade(o *op, m *member) {
-	switch {
-	case m == nil || !m.held():
+	if m == nil || !m.held() {
 		o.err = lock.ErrNotHolder
-	case s.head.Mode == lock.Exclusive:
+		return
+	}
+	if o.granted = m.granted; s.head.Mode == lock.Exclusive {
 		e := s.q.Find(lock.HoldID(o.names()))
 		s.q.Downgrade(e)
 		m.Mode, s.head.Mode = lock.Shared, lock.Shared
