@@ -1,6 +1,7 @@
 package caslock
 
 import (
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -119,5 +120,24 @@ func TestGrantedAgainBesideADowngrade(t *testing.T) {
 	c.after.Store(&after)
 	if err := l.Downgrade(t.Context(), leasekit.Ref{Resource: q.Resource, ID: q.ID}); err != nil || !once.Load() {
 		t.Fatalf("%v; a heartbeat was beside it: %t", err, once.Load())
+	}
+}
+
+// The store goes back to a backup, and more was granted since the last heartbeat than one looks at. One heartbeat tells of that, and not each of the
+// next ones, too.
+func TestBackupAfterManyGrants(t *testing.T) {
+	m := newMemory()
+	b, kit, _, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	mustAsk(t, l, "first") // with which fences begin
+	restore := m.backup()
+	for i := range mostShown + 10 {
+		mustAsk(t, l, lock.Resource(strconv.Itoa(i)))
+	}
+	restore()
+	for _, told := range []bool{true, false} {
+		if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger != told {
+			t.Errorf("%+v, %v; a stranger: %t", r, err, told)
+		}
 	}
 }

@@ -265,11 +265,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, falls uint64, err err
 		return answer, 0, nil
 	}
 	l.beat = answer.Revision
-	for _, f := range shows { // all is compared
-		if l.fresh[f.id] == f {
-			delete(l.fresh, f.id)
-		}
-	}
+	clear(l.fresh) // all is compared, be it shown or not
 	return answer, falls, nil
 }
 
