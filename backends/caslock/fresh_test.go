@@ -141,3 +141,25 @@ func TestBackupAfterManyGrants(t *testing.T) {
 		}
 	}
 }
+
+// More locks are forced at once than one request tells of, and their sidecar hears no push. That they are gone is no sign of a backup.
+func TestManyForcedAtOnce(t *testing.T) {
+	m := newMemory()
+	b, kit, r, _ := sidecar(t, m, time.Minute)
+	rival, _, _, _ := sidecar(t, m, time.Minute)
+	l := b.leases[string(kit.ID())]
+	r.mu.Lock()
+	r.muted = true
+	r.mu.Unlock()
+	const n = page + 10
+	for i := range n {
+		q := mustAsk(t, l, lock.Resource(strconv.Itoa(i)))
+		o := &op{kind: opForce, id: string(q.ID), lease: l.id}
+		if rival.submit(q.Resource, o); o.err != nil {
+			t.Fatal(o.err)
+		}
+	}
+	if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger || len(r.Revoked) != n {
+		t.Errorf("%d are told, %v; a stranger: %t", len(r.Revoked), err, r.Stranger)
+	}
+}

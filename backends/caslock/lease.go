@@ -198,19 +198,10 @@ func (l *lease) Renew(ctx context.Context, acks []leasekit.Revocation) (r leasek
 	if len(answer.Reads[5].KVs) > 0 {
 		leasekit.Ring(l.told)
 	}
-	add := func(kvs []KV) error {
-		for _, kv := range kvs {
-			if p, news := l.forcedNews(kv); news {
-				r.Revoked = append(r.Revoked, leasekit.Revocation{Ref: p.Ref, Grace: p.Grace})
-			}
+	for _, kv := range answer.Reads[2].KVs {
+		if p, news := l.forcedNews(kv); news {
+			r.Revoked = append(r.Revoked, leasekit.Revocation{Ref: p.Ref, Grace: p.Grace})
 		}
-		return nil
-	}
-	if len(answer.Reads[2].KVs) < page {
-		return r, add(answer.Reads[2].KVs)
-	}
-	if err := l.b.pages(ctx, "heartbeat", forcedOf(l.id), add); err != nil { // there are more
-		return r, l.b.unavailable("heartbeat", err)
 	}
 	return r, nil
 }
@@ -222,7 +213,7 @@ func (l *lease) tellsFalls(falls uint64) {
 	l.falls = max(l.falls, falls)
 }
 
-// renew writes the beat. The store is a stranger where it has gone back to a backup: its revision is smaller then, or, if
+// renew writes the beat, and reads all forced releases. The store is a stranger where it has gone back to a backup: its revision is smaller then, or, if
 // others have been quick, the version of the beat is not the one that was written last, or what was granted since then is not there. Then
 // falls is how often it did, else 0.
 func (l *lease) renew(ctx context.Context) (answer Result, falls uint64, err error) {
@@ -250,6 +241,16 @@ func (l *lease) renew(ctx context.Context) (answer Result, falls uint64, err err
 	}
 	if !answer.Done {
 		return answer, 0, lock.ErrLeaseLost
+	}
+	if found := &answer.Reads[2]; len(found.KVs) == page { // there may be more
+		found.KVs = nil
+		err := l.b.pages(ctx, "heartbeat", forcedOf(l.id), func(kvs []KV) error {
+			found.KVs = append(found.KVs, kvs...)
+			return nil
+		})
+		if err != nil {
+			return answer, 0, l.b.unavailable("heartbeat", err)
+		}
 	}
 	for _, kv := range answer.Reads[2].KVs {
 		_, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
