@@ -193,6 +193,41 @@ func testKeptSlotOfTheDead(t testing.TB) {
 	noTrace(t, b, s.URL(), r, g.ID)
 }
 
+// TestKeptInALongQueue: more permits are kept than a short queue has, and their sidecar is gone. Those who wait end them when their time is
+// over: the sweep may come much later.
+func TestKeptInALongQueue(t *testing.T) { again(t, testKeptInALongQueue) }
+
+func testKeptInALongQueue(t testing.TB) {
+	const n = 4
+	url := testengine.Shared(t, testengine.ZooKeeper).URL() + "/long" // where nobody else sweeps
+	_, l := sidecar(t, url, 30*time.Second)
+	b := openAt(t, url)
+	t.Cleanup(func() { _ = b.Close() })
+	b.shortQueue, b.sweepEvery = n/2, time.Hour
+	o := newLease(t, b, 40*time.Second)
+	live(t, o)
+	r := unique()
+	for range n {
+		granted(t, l, keeping(r, lock.Permits(n), time.Second))
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for i := range n {
+		q := request(r, lock.Permits(n))
+		if err := answered(t, func() error { _, err := o.Acquire(ctx, q); return err }); err != nil {
+			t.Fatalf("permit %d of %d: %v", i+1, n, err)
+		}
+		defer func() {
+			if err := released(t, o, r, q.ID); err != nil {
+				t.Errorf("Release: %v", err)
+			}
+		}()
+	}
+}
+
 // TestKeptPermitDeletedByHand: somebody deletes what may be left of a permit from the queue. When its time is over,
 // the slot is free.
 func TestKeptPermitDeletedByHand(t *testing.T) { again(t, testKeptPermitDeletedByHand) }

@@ -127,7 +127,7 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 	if l.ear == listening && !l.suspect {
 		return true, nil
 	}
-	if (l.suspect || l.unknownLeft(i)) && i <= d.b.shortQueue {
+	if l.suspect && i <= d.b.shortQueue || l.unknownLeft(i) {
 		if err := l.endForced(i); err != nil {
 			return false, err
 		}
@@ -139,31 +139,39 @@ func (l *line) stepPermit(w *spot) (done bool, err error) {
 // unknownLeft reports whether it is not known yet when something in front of place i is over that is left of
 // a permit. d.mu is held.
 func (l *line) unknownLeft(i int) bool {
-	return slices.ContainsFunc(l.queue[:min(i, len(l.queue))], func(n node) bool { return n.kept && l.d.lefts.of[n.id] == nil })
+	return slices.ContainsFunc(l.queue[:min(i, len(l.queue))], l.d.unknownLeft)
 }
 
+// unknownLeft reports whether a node is what is left of a hold, and it is not known when that is over. d.mu is held.
+func (d *driver) unknownLeft(n node) bool { return n.kept && d.lefts.of[n.id] == nil }
+
+// readAtATime is how many permits are read at a time.
+const readAtATime = 64
+
 // endForced reads the permits in front of place i, of which one may be to end: whoever has forced that may be gone, and
-// so may its holder's sidecar. d.mu is held, but while it asks.
+// so may its holder's sidecar. Where the queue is long, it reads what is left of permits, once. d.mu is held, but while it asks.
 func (l *line) endForced(i int) error {
-	front := slices.DeleteFunc(slices.Clone(l.queue[:min(i, len(l.queue))]), l.d.ours)
-	if len(front) == 0 {
-		return nil
-	}
-	calls := make([]*zksession.Call, len(front))
-	for k, n := range front {
-		calls[k] = zksession.Get(l.path + "/" + n.name)
-	}
-	if err := l.unlocked(func() error { return l.d.together(l.d.run, l.d.leaseNode.s, calls) }); err != nil {
-		return err
-	}
-	for k, n := range front {
-		if n.kept {
-			l.foundLeft(n, calls[k])
-			continue
+	d := l.d
+	front := slices.DeleteFunc(slices.Clone(l.queue[:min(i, len(l.queue))]), func(n node) bool {
+		return d.ours(n) || i > d.b.shortQueue && !d.unknownLeft(n)
+	})
+	for some := range slices.Chunk(front, readAtATime) {
+		calls := make([]*zksession.Call, len(some))
+		for k, n := range some {
+			calls[k] = zksession.Get(l.path + "/" + n.name)
 		}
-		rec, _ := decodeRecord(calls[k].Data)
-		if grace, known := rec.known(); known {
-			l.endAfter(n, grace)
+		if err := l.unlocked(func() error { return d.together(d.run, d.leaseNode.s, calls) }); err != nil {
+			return err
+		}
+		for k, n := range some {
+			if n.kept {
+				l.foundLeft(n, calls[k])
+				continue
+			}
+			rec, _ := decodeRecord(calls[k].Data)
+			if grace, known := rec.known(); known {
+				l.endAfter(n, grace)
+			}
 		}
 	}
 	return nil
