@@ -42,10 +42,19 @@ func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64, fence lo
 func (l *lease) moves(id lock.HoldID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.moving[id] = true
 	if f, known := l.fresh[id]; known {
 		f.moves = true
 		l.fresh[id] = f
 	}
+}
+
+// stays notes that this has ended, and tells whether the hold is there still, as far as it is known: the answer may be late.
+func (l *lease) stays(id lock.HoldID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer delete(l.moving, id)
+	return l.moving[id]
 }
 
 // forget notes that a hold ends, or may have ended.
@@ -53,6 +62,7 @@ func (l *lease) forget(id lock.HoldID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.fresh, id)
+	delete(l.moving, id)
 }
 
 // toShow are the holds that a heartbeat looks at.

@@ -163,3 +163,43 @@ func TestManyForcedAtOnce(t *testing.T) {
 		t.Errorf("%d are told, %v; a stranger: %t", len(r.Revoked), err, r.Stranger)
 	}
 }
+
+// A hold is downgraded, and before that is answered its release is forced at once, and its sidecar has acknowledged that. That the hold is gone is no
+// sign of a backup.
+func TestForcedBesideADowngrade(t *testing.T) {
+	m := newMemory()
+	c := &counting{road: &road{m: m}}
+	_, l := opened(t, c, Options{Timeout: patience})
+	rival, _ := opened(t, &road{m: m}, Options{Timeout: patience})
+	q := mustAsk(t, l, "r")
+	ref := leasekit.Ref{Resource: q.Resource, ID: q.ID}
+	renew := func(acks ...leasekit.Revocation) leasekit.Renewal {
+		t.Helper()
+		r, err := l.Renew(t.Context(), acks)
+		if err != nil || r.Stranger {
+			t.Errorf("%+v, %v", r, err)
+		}
+		return r
+	}
+	var once atomic.Bool
+	after := func(x Txn) {
+		if !writesHead(x, "r") || once.Swap(true) {
+			return
+		}
+		o := &op{kind: opForce, id: string(q.ID), lease: l.id}
+		if rival.submit("r", o); o.err != nil {
+			t.Error(o.err)
+		}
+		renew(renew().Revoked...)
+	}
+	c.after.Store(&after)
+	if err := l.Downgrade(t.Context(), ref); err != nil || !once.Load() {
+		t.Fatalf("%v; it was forced: %t", err, once.Load())
+	}
+	renew()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.moving) > 0 {
+		t.Errorf("%v are known still", l.moving)
+	}
+}

@@ -37,11 +37,12 @@ type lease struct {
 	observer *leasekit.Observer
 	dues     *leasekit.Due[due] // forced releases whose grace is counted
 
-	mu    sync.Mutex
-	asked map[lock.HoldID]*asked // what is asked for, and was not granted yet
-	fresh map[lock.HoldID]fresh  // what was granted, and no heartbeat has shown to be there
-	falls uint64                 // of the store, that a heartbeat has told
-	beat  int64                  // the version of its beat, as far as it is known
+	mu     sync.Mutex
+	asked  map[lock.HoldID]*asked // what is asked for, and was not granted yet
+	fresh  map[lock.HoldID]fresh  // what was granted, and no heartbeat has shown to be there
+	moving map[lock.HoldID]bool   // what is being downgraded, and has not ended meanwhile, as far as it is known
+	falls  uint64                 // of the store, that a heartbeat has told
+	beat   int64                  // the version of its beat, as far as it is known
 
 	look chan struct{} // has a value when somebody waits,
 	over chan struct{} // and when a lease was ended
@@ -57,7 +58,7 @@ func (b *Backend) OpenLease(ctx context.Context, o lock.LeaseOptions) (lock.Leas
 	}
 	l := &lease{
 		b: b, id: string(lock.NewLeaseID()), sidecar: strings.ToValidUTF8(o.Sidecar[:min(len(o.Sidecar), maxSidecar)], ""), ttl: o.TTL,
-		soles: make(map[lock.Resource]sole), asked: make(map[lock.HoldID]*asked), fresh: make(map[lock.HoldID]fresh), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
+		soles: make(map[lock.Resource]sole), asked: make(map[lock.HoldID]*asked), fresh: make(map[lock.HoldID]fresh), moving: make(map[lock.HoldID]bool), dues: leasekit.NewDue[due](b.clock), look: make(chan struct{}, 1), over: make(chan struct{}, 1), told: make(chan struct{}, 1),
 	}
 	l.observer = leasekit.NewObserver(l, leasekit.ObserverOptions{ID: l.id, TTL: o.TTL, Clock: b.clock, MostRound: mostRound})
 	l.falls = b.fallen()
@@ -168,11 +169,11 @@ func (l *lease) Withdraw(ctx context.Context, w leasekit.Withdrawal) (leasekit.W
 func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
 	o := &op{kind: opDowngrade, id: string(r.ID), lease: l.id}
 	l.moves(r.ID)
-	if err := l.b.within(ctx, r.Resource, o); err != nil {
-		return err
+	err := l.b.within(ctx, r.Resource, o)
+	if l.stays(r.ID) && err == nil {
+		l.granted(r.Resource, r.ID, o.version, o.fence())
 	}
-	l.granted(r.Resource, r.ID, o.version, o.fence())
-	return nil
+	return err
 }
 
 // Renew implements leasekit.Driver.
