@@ -29,9 +29,9 @@ type markSeen struct {
 	since, last  time.Duration // when it was seen for the first time, and for the last time
 }
 
-// markSeenFor is for how long one that was seen stays the same if it is seen again. The keeper and who opens a lease look more often.
-// Whoever was cut off for longer does not know whether another server has granted meanwhile.
-const markSeenFor = time.Minute
+// markSeenFor is for how long one that was seen stays the same if it is seen again. The keeper looks at least every mostRound, and who
+// opens a lease every two seconds or so. Whoever was cut off for longer does not know whether another server has granted meanwhile.
+const markSeenFor = 3 * mostRound
 
 // trust has requests go to the server that answers the heartbeats: those of the lease
 // that was opened last. One that is over may be answered late, by the server before. Where
