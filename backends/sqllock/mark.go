@@ -111,7 +111,8 @@ func (b *Backend) keepMark(ctx context.Context, c Conn, rows []Row, longest time
 	if left = seen.since + grace - b.clock(); left > 0 && !first {
 		return left, nil
 	}
-	if _, err = c.Do(ctx, "keeper", Statement{SQL: b.sql.setMark, Args: []any{[]byte(seen.mark)}}); err == nil {
+	// A pooler may lead to yet another server by now, which has not waited.
+	if _, err = c.Do(ctx, "keeper", Statement{SQL: b.sql.setMark, Args: []any{[]byte(seen.mark), []byte(seen.server)}}); err == nil {
 		b.mayGrant()
 	}
 	return 0, err

@@ -270,7 +270,7 @@ func newStatements(w Words) *statements {
 	q.leases = t("SELECT id, beat, ttl_ms, ended, opened FROM {lease}")
 	q.mark = t("SELECT text, {server} FROM {meta} WHERE name='server'")
 	q.doubt = t("UPDATE {meta} SET text=? WHERE name='server' AND text={server}")
-	q.setMark = t("UPDATE {meta} SET text={server} WHERE name='server' AND text=?")
+	q.setMark = t("UPDATE {meta} SET text={server} WHERE name='server' AND text=? AND {server}=?")
 
 	// One statement, so that all is as of one moment: who moves from the queue to the
 	// holders is in exactly one of them.

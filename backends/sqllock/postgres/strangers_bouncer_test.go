@@ -210,3 +210,54 @@ func testRecordsBehindPgBouncer(t testing.TB) {
 		return err
 	})
 }
+
+// The grace of a server that has taken over is over, and the keeper is about to let it grant. PgBouncer leads that request to a third
+// server, which lacks a hold that both servers before it knew. That one does not grant before its own grace is over.
+func TestMarkBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	again(t, testMarkBehindPgBouncer)
+}
+
+func testMarkBehindPgBouncer(t testing.TB) {
+	const ttl = 8 * time.Second
+	const marks = "name='server' AND text=?"
+	s := testengine.New(t, testengine.PostgresBouncer)
+	first := openAt(t, s.URL()) // it makes the tables, which bear a mark then
+	if err := leaseOf(t, first, ttl).Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g := newGate(t, dialect(t, with(s.URL(), "timeout=3s")), marks, marks)
+	keeper := g.sidecar(ttl)
+	stopKeeper := keepBeating(t, keeper)
+	h := &harness{&served.Store{Server: s}}
+	eventually(t, "it is the keeper", func() error {
+		if is := h.execute(t, "SELECT text FROM {meta} WHERE name='keeper'")[0].Text(0); is != string(keeper.ID()) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	road := testengine.Through(t, s)
+	road.Retarget(testengine.Nodes(t, s)[0].Addr()) // past PgBouncer
+	_, l := sidecar(t, road.URL(), ttl)
+	lags := forkBeside(t, forkBeside(t, s, l), l) // twice, so that it has another timeline than the second one
+	held := hold(t, l, "r", lock.Exclusive)
+	second := forkBeside(t, s, l)
+	testengine.LeadBouncer(t, s, second)
+	lead(t, road, second, l)
+	stop := keepBeating(t, l)
+	g.comes(g.stopped, "the grace is over")
+	stopKeeper()
+	testengine.LeadBouncer(t, s, lags)
+	g.opens()
+	g.comes(g.over, "the mark is set")
+	stop()
+	relies := time.Now().Add(ttl) // its last heartbeat may be as late as this
+	beat(t, l)
+	_, other := sidecar(t, lags.URL(), ttl)
+	eventually(t, "the third server grants", func() error {
+		beat(t, other)
+		_, err := other.Acquire(t.Context(), try("r"))
+		return err
+	})
+	isOver(t, relies, held)
+}
