@@ -84,11 +84,10 @@ func (l *lease) Round(ctx context.Context, _ leasekit.KeeperRound, saw func(leas
 	for _, r := range res[1].Rows {
 		b := leasekit.Beat{Lease: r.Text(0), Number: r.Int(1), TTL: millis(r.Int(2))}
 		there[b.Lease] = true
-		end := ending(r.Int(3))
-		if end != closed { // one that was not renewed here may have been at a server before, see mark.go
-			longest = max(longest, b.TTL)
-		}
-		if end != notEnded {
+		// Also of one that is over here: it may have been renewed at a server before, or was closed there, and the same sidecar has
+		// opened another one since; see mark.go.
+		longest = max(longest, b.TTL)
+		if r.Bool(3) {
 			l.sawOver(b.Lease, now)
 		} else { // its own, too: what it has not renewed itself is over
 			saw(b)

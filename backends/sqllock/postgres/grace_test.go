@@ -35,3 +35,33 @@ func testLastHeartbeatIsLost(t testing.TB) {
 	})
 	isOver(t, relies, held)
 }
+
+// A sidecar is started again, and a server takes over that knows of its lease before, which was closed, and not of the next one. That
+// sidecar does not reach the new server, and those that do have a shorter TTL. Nobody is granted what it relies on.
+func TestLeaseAfterAClosedOneIsUnknown(t *testing.T) {
+	t.Parallel()
+	again(t, testLeaseAfterAClosedOneIsUnknown)
+}
+
+func testLeaseAfterAClosedOneIsUnknown(t testing.TB) {
+	const short, long = 4 * time.Second, 20 * time.Second
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	_, keeper := sidecar(t, road.URL(), short)
+	keepBeating(t, keeper)
+	b, before := sidecar(t, s.URL(), long)
+	if err := before.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fork := forkBeside(t, s, keeper)
+	holder := leaseOf(t, b, long)
+	held := hold(t, holder, "r", lock.Exclusive)
+	relies := time.Now().Add(long)
+	beat(t, holder)
+	lead(t, road, fork, keeper)
+	eventually(t, "the new server grants", func() error {
+		_, err := keeper.Acquire(t.Context(), try("r"))
+		return err
+	})
+	isOver(t, relies, held)
+}
