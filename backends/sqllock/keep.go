@@ -79,7 +79,7 @@ func (d *doubles) keep(ctx context.Context, sent time.Duration) error {
 	d.engine.mu.Unlock()
 	kept, lost := d.f.Keep(ctx, server, holds)
 	if late && len(lost) > 0 {
-		if err := d.engine.over(ctx, expired); err != nil {
+		if err := d.engine.over(ctx, d.engine.b.pool, expired); err != nil {
 			return d.engine.b.unavailable("heartbeat", err)
 		}
 		d.over = true

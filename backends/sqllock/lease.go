@@ -431,9 +431,9 @@ func (l *lease) compare(ctx context.Context, each func(leasekit.Ref), what ...pa
 // Close implements leasekit.Driver. The lease ends first: from then on nothing that
 // hangs on it counts.
 func (l *lease) Close(ctx context.Context) error {
-	err := l.end(ctx)
-	if errors.Is(err, errLives) || errors.As(err, new(*otherServerError)) { // a pooler leads there since
-		err = l.end(ctx)
+	err := l.end(ctx, l.b.pool)
+	if errors.Is(err, errLives) || errors.As(err, new(*otherServerError)) { // there it lives, and a pooler or the next heartbeat leads there
+		err = l.end(ctx, l.beats)
 	}
 	l.b.mu.Lock()
 	delete(l.b.leases, string(l.id))
@@ -448,8 +448,8 @@ func (l *lease) Close(ctx context.Context) error {
 }
 
 // end ends the lease, and then what hangs on it.
-func (l *lease) end(ctx context.Context) error {
-	err := l.over(ctx, closed)
+func (l *lease) end(ctx context.Context, by Pool) error {
+	err := l.over(ctx, by, closed)
 	if err == nil {
 		_, err = l.b.sweep(ctx, string(l.id))
 	}
@@ -457,9 +457,9 @@ func (l *lease) end(ctx context.Context) error {
 }
 
 // over ends the lease for good.
-func (l *lease) over(ctx context.Context, end ending) error {
+func (l *lease) over(ctx context.Context, by Pool, end ending) error {
 	err := l.b.retry(ctx, func() error {
-		_, err := l.b.pool.Do(ctx, "close", Statement{SQL: l.b.sql.close, Args: []any{int64(end), []byte(l.id)}})
+		_, err := by.Do(ctx, "close", Statement{SQL: l.b.sql.close, Args: []any{int64(end), []byte(l.id)}})
 		return err
 	})
 	if err == nil {

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -126,6 +127,32 @@ func testCloseBehindPgBouncer(t testing.TB, m lock.Mode) {
 	closed.Wait()
 	if there, over := rowOf(t, fork, l); there && !over {
 		t.Error("it lives at the other server")
+	}
+}
+
+// A lease is closed when another server has taken over, and before a heartbeat has met that. It is closed there: what it has does not wait
+// for the end of its TTL.
+func TestCloseBeforeAHeartbeat(t *testing.T) {
+	t.Parallel()
+	again(t, testCloseBeforeAHeartbeat)
+}
+
+func testCloseBeforeAHeartbeat(t testing.TB) {
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	_, l := sidecar(t, road.URL(), lock.MaxTTL)
+	hold(t, l, "r", lock.Exclusive)
+	fork := forkBeside(t, s, l)
+	lead(t, road, fork) // and no lease with it
+	eventually(t, "all connections to the first server are given up", func() error {
+		if _, err := l.Acquire(t.Context(), try("r")); err == nil || !strings.Contains(err.Error(), "answers the heartbeats") {
+			return fmt.Errorf("it may be asked: %w", err)
+		}
+		return nil
+	})
+	err := l.Close(t.Context())
+	if _, over := rowOf(t, fork, l); !over {
+		t.Errorf("it lives at the other server; the error of Close was: %v", err)
 	}
 }
 
