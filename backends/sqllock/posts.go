@@ -56,11 +56,16 @@ func (b *Backend) raisingFloor() []Statement {
 	return append(batch, Statement{SQL: q.floor})
 }
 
-// reapPosts deletes the posts of hold but the last one.
+// reapPosts deletes the posts of hold but the last one. Another server may lack that one: so all of it is done on one connection.
 func (r *reaper) reapPosts(ctx context.Context) error {
 	b, q := r.l.b, r.l.b.sql
+	c, err := b.pool.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
 	for range reapSteps {
-		res, err := b.pool.Do(ctx, "reap", Statement{SQL: q.posts, Args: []any{[]byte(post), reapStep}})
+		res, err := c.Do(ctx, "reap", Statement{SQL: q.posts, Args: []any{[]byte(post), reapStep}})
 		if err != nil || len(res[0].Rows) < 2 {
 			return err
 		}
@@ -76,7 +81,7 @@ func (r *reaper) reapPosts(ctx context.Context) error {
 				old = append(old, []byte(row.Text(0)))
 			}
 		}
-		if _, err := b.pool.Do(ctx, "reap", q.delHolds.with([]byte(post), old, nil, 0)); err != nil {
+		if _, err := c.Do(ctx, "reap", q.delHolds.with([]byte(post), old, nil, 0)); err != nil {
 			return err
 		}
 		if len(rows) < reapStep {

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/sqllock"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -119,6 +121,122 @@ func reapRow(t testing.TB, b *store, ahead *atomic.Int64, g lock.Grant) {
 		}
 		return nil
 	})
+}
+
+// stands is a dialect whose keeper stands still before it deletes posts, as it does where its machine stands still.
+type stands struct {
+	*Dialect
+	stopped, open, over chan struct{}
+	stop, opens, end    func()
+}
+
+func newStands(d *Dialect) *stands {
+	s := &stands{Dialect: d, stopped: make(chan struct{}), open: make(chan struct{}), over: make(chan struct{})}
+	s.stop = sync.OnceFunc(func() { close(s.stopped) })
+	s.opens = sync.OnceFunc(func() { close(s.open) })
+	s.end = sync.OnceFunc(func() { close(s.over) })
+	return s
+}
+
+func (s *stands) pass(command string, batch []sqllock.Statement, send func() ([]sqllock.Result, error)) ([]sqllock.Result, error) {
+	if text := batch[0].SQL; command == "reap" && strings.HasPrefix(text, "DELETE") && strings.Contains(text, "hold") {
+		s.stop()
+		<-s.open
+		defer s.end()
+	}
+	return send()
+}
+
+func (s *stands) Open(o sqllock.PoolOptions) (sqllock.Pool, error) {
+	p, err := s.Dialect.Open(o)
+	return standsPool{p, s}, err
+}
+
+type standsPool struct {
+	sqllock.Pool
+	s *stands
+}
+
+func (p standsPool) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
+	return p.s.pass(command, batch, func() ([]sqllock.Result, error) { return p.Pool.Do(ctx, command, batch...) })
+}
+
+func (p standsPool) Conn(ctx context.Context) (sqllock.Conn, error) {
+	c, err := p.Pool.Conn(ctx)
+	return standsConn{c, p.s}, err
+}
+
+type standsConn struct {
+	sqllock.Conn
+	s *stands
+}
+
+func (c standsConn) Do(ctx context.Context, command string, batch ...sqllock.Statement) ([]sqllock.Result, error) {
+	return c.s.pass(command, batch, func() ([]sqllock.Result, error) { return c.Conn.Do(ctx, command, batch...) })
+}
+
+// The keeper has found two posts, and stands still before it deletes the first of them. Meanwhile another server takes over that has
+// only this one. It stays there: an app that is frozen behind a guard is in nobody's way.
+func TestPostsAtAnotherServer(t *testing.T) {
+	t.Parallel()
+	again(t, testPostsAtAnotherServer)
+}
+
+func testPostsAtAnotherServer(t testing.TB) {
+	s := testengine.New(t, testengine.MariaDB)
+	road := testengine.Through(t, s)
+	d := newStands(New(mustParse(t, patient(road.URL())), nil))
+	engine, err := sqllock.Open(d, sqllock.Options{Migrate: true, FailoverGrace: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Close() })
+	l := leaseFor(t, &store{Backend: engine, d: d.Dialect}, lock.MaxTTL)
+	t.Cleanup(d.opens)
+	keepAlive(t, t.Context(), l)
+	shared := func(l lock.Lease, r lock.Resource) (g lock.Grant) {
+		t.Helper()
+		q := exclusive(r)
+		q.Mode = lock.Shared
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		g, err := l.Acquire(ctx, q)
+		if err == nil {
+			err = l.Release(ctx, r, q.ID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	g := shared(l, "m")
+	fork := testengine.ForkMySQL(t, s, testengine.MariaDB)
+	shared(l, "m")
+	eventually(t, "the keeper deletes posts", func() error {
+		select {
+		case <-d.stopped:
+			return nil
+		default:
+			return errors.New("it does not")
+		}
+	})
+	road.Retarget(mustParse(t, fork.URL()).Addrs[0])
+	road.Inject(testengine.Sever)
+	there, other := sidecar(t, with(fork.URL(), "failover-grace=100ms"), lock.MaxTTL)
+	keepAlive(t, t.Context(), other)
+	eventually(t, "it is asked there", func() error {
+		_, err := l.Acquire(t.Context(), exclusive(unique("r")))
+		return err
+	})
+	d.opens()
+	<-d.over
+	time.Sleep(2 * time.Second) // so that nothing is left in the index
+	frozen := newApp(t, there, "&tx_isolation='REPEATABLE-READ'").begin(1)
+	if frozen.guarded(g.Guard) {
+		t.Error("the guard has found a hold that is over")
+	}
+	shared(other, "z")
+	frozen.rollBack()
 }
 
 // Each release of a shared lock leaves a row, so that no guard that comes late finds its place at
