@@ -173,6 +173,40 @@ func TestAttachWithMaxHold(t *testing.T) {
 	})
 }
 
+// TestAttachWithMaxHoldAndMoreTime: more time for its handle is no more time for the app, which has an end of its own.
+func TestAttachWithMaxHoldAndMoreTime(t *testing.T) {
+	for name, limited := range map[string]func(*testing.T, *Session, Detached, time.Duration) Grant{
+		"acquired": func(t *testing.T, s *Session, d Detached, own time.Duration) Grant {
+			return must(t, s, with(attach(d), func(r *AcquireRequest) { r.MaxHold = own }))
+		},
+		"extended": func(t *testing.T, s *Session, d Detached, own time.Duration) Grant {
+			g, err := s.Extend(must(t, s, attach(d)).LockID, own)
+			isErr(t, err, nil)
+			return g
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, e *env) {
+				const own = 20 * time.Second
+				sc := e.sidecar()
+				s := sc.session()
+				_, d := take(t, s, 10*time.Second)
+				end := e.now() + own
+				if g := limited(t, s, d, own); g.End != d.Until {
+					t.Errorf("to end at %v, want %v", g.End, d.Until)
+				}
+				if _, err := sc.ExtendHandle(t.Context(), d.Handle, time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				if l := lostEvent(t, s); l.Reason != MaxHold || e.now() != end {
+					t.Errorf("lost at %v: %+v, want at %v", e.now(), l, end)
+				}
+				must(t, sc.session(), attach(d)) // it is detached again
+			})
+		})
+	}
+}
+
 // TestDetachAgain: what is attached can be detached again, under another handle.
 func TestDetachAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {

@@ -126,8 +126,8 @@ func (l *Ledger) granted(h *Hold, g lock.Grant) {
 		h.kept = l.at.Now + h.minHold
 	}
 	if h.handle != "" {
-		h.end, h.limit = g.Until, g.Until
-		l.dues.set(&h.due, h.limit)
+		h.end = g.Until
+		l.limit(h)
 	}
 	l.owners.add(h)
 	l.live++

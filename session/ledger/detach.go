@@ -40,9 +40,6 @@ func (l *Ledger) SetEnd(id lock.HoldID, end time.Duration) {
 	if h == nil || h.handle == "" {
 		return
 	}
-	if h.limit == h.end || h.limit > end {
-		h.limit = end
-		l.dues.set(&h.due, end)
-	}
 	h.end = end
+	l.limit(h)
 }

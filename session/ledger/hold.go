@@ -33,6 +33,8 @@ type Hold struct {
 	asked     bool // asking: the driver's Acquire is under way
 	busy      bool // a downgrade is under way
 
+	detachable bool // beside the others of a byte
+
 	id    lock.HoldID // new for each lease that is asked
 	lease Lease       // that was asked; nil while there is none
 	stop  Stopper     // ends the driver's Acquire or Release
@@ -51,14 +53,14 @@ type Hold struct {
 
 	group *group // nil: it is alone
 
-	minHold    time.Duration // the store keeps others out for so long at least
-	detachable bool
-	handle     lock.HandleKey // of a hold that is attached; "": it is not
-	end        time.Duration  // held: when the time of its handle is over
-	exit       *Exit          // leaving: how, where it is not just released
+	minHold time.Duration  // the store keeps others out for so long at least
+	handle  lock.HandleKey // of a hold that is attached; "": it is not
+	end     time.Duration  // held: when the time of its handle is over
+	exit    *Exit          // leaving: how, where it is not just released
 
 	kept     time.Duration // held: until then at the latest, by minHold; 0: there is none
-	limit    time.Duration // its own end, by max_hold; 0: none
+	own      time.Duration // its own end, by max_hold; 0: none
+	limit    time.Duration // that, or end, whichever is first; 0: neither
 	due      due           // the end by max_hold, then that of the grace, or of the time for a release
 	graceEnd time.Duration // of a lost hold; 0: none
 	seq      uint64        // of a lost hold: when it was told
@@ -164,10 +166,19 @@ func (l *Ledger) bound(h *Hold, d time.Duration) {
 	if d == 0 {
 		return
 	}
-	if end := l.at.Now + d; h.limit == 0 || end < h.limit {
-		h.limit = end
-		l.dues.set(&h.due, end)
+	if own := l.at.Now + d; h.own == 0 || own < h.own {
+		h.own = own
+		l.limit(h)
 	}
+}
+
+// limit sets when a hold ends by itself, of whose ends one has changed.
+func (l *Ledger) limit(h *Hold) {
+	h.limit = h.own
+	if h.handle != "" && (h.own == 0 || h.end < h.own) {
+		h.limit = h.end
+	}
+	l.dues.set(&h.due, h.limit)
 }
 
 // forget takes a hold out of everything where it can be found, except among the

@@ -182,11 +182,8 @@ func (l *Ledger) Extend(id lock.HoldID, d time.Duration) (Grant, error) {
 	if h == nil {
 		return Grant{}, l.missing(id)
 	}
-	h.limit = l.at.Now + d
-	if h.handle != "" {
-		h.limit = min(h.limit, h.end)
-	}
-	l.dues.set(&h.due, h.limit)
+	h.own = l.at.Now + d
+	l.limit(h)
 	return l.grant(h), nil
 }
 
