@@ -513,7 +513,7 @@ module Locksidecar
       @path = path
       @on_draining = on_draining
       @ttl = ttl
-      @alive_at = Locksidecar.now + (ttl / 3) if ttl
+      @alive_at = Float::INFINITY if ttl # until it is open: nothing may be said before
       @pid = Process.pid
       @mutex = Mutex.new
       @rest = "".b # read, and no whole line yet
@@ -961,6 +961,7 @@ module Locksidecar
       @difference = [@difference, call.sent - grant["countedAt"].to_f].max if grant
       if message["opened"]
         @slack = [MAX_SLACK, grant["leaseMargin"].to_f / 2].min
+        @alive_at = call.sent + (@ttl / 3) if @ttl
       elsif message["granted"]
         if call.abandoned
           put_if_open(Call.new("release", { lockId: grant["lockId"] })) unless call.attaches?

@@ -649,6 +649,24 @@ tap_all({
     fails("INVALID_REQUEST") { Client.new(socket: path, ttl: "1s") }
   },
 
+  "a session with a ttl opens, also where the thread that opens it has no turn for long" => lambda {
+    sidecar = Sidecar.new
+    late = Module.new do
+      def ask(call)
+        sleep(0.3) if call.kind == "open"
+        super
+      end
+    end
+    client = Client.new(socket: sidecar.socket, ttl: 0.6)
+    Locksidecar::Session.prepend(late)
+    begin
+      client.open
+    ensure
+      late.remove_method(:ask)
+    end
+    client.close
+  },
+
   "a session with a ttl ends when its process hangs" => lambda {
     sidecar = Sidecar.new
     reader, writer = IO.pipe
