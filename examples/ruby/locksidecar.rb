@@ -913,10 +913,10 @@ module Locksidecar
       nearest && (nearest - now).clamp(0.001, MAX_LOOK)
     end
 
-    # Tells the sidecar that this process does not hang.
+    # Tells the sidecar that this process does not hang. One that does not read just now finds it when it goes on, and needs no more.
     def keep_alive(now)
       @alive_at = now + (@ttl / 3)
-      put_if_open(Call.new("keepAlive", {})) if @out.empty? # else the sidecar does not read, and some wait for that already
+      put_if_open(@alive = Call.new("keepAlive", {})) if @alive.nil? || @alive.done
     end
 
     def look_at_holds

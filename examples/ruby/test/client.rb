@@ -667,6 +667,32 @@ tap_all({
     client.close
   },
 
+  "a sidecar that has not read for a while finds that the process of a session with a ttl lives" => lambda {
+    dir = Dir.mktmpdir("ls")
+    server = UNIXServer.new(File.join(dir, "s"))
+    goes_on = Queue.new
+    sidecar = Thread.new do
+      connection = server.accept
+      connection.puts(JSON.generate({ requestId: JSON.parse(connection.gets)["requestId"], **OPENED }))
+      goes_on.pop
+      connection.each_line.flat_map { |line| JSON.parse(line).keys }
+    ensure
+      connection&.close
+      server.close
+      FileUtils.remove_entry(dir)
+    end
+    client = Client.new(socket: File.join(dir, "s"), ttl: 60).open
+    session = client.instance_variable_get(:@session)
+    10.times { session.post(Locksidecar::Call.new("release", { lockId: "x" * 60_000 })) } # more than the socket takes
+    must(!session.instance_variable_get(:@out).empty?, "the socket takes all")
+    session.instance_variable_set(:@alive_at, now = Locksidecar.now)
+    eventually("it is time to say so") { session.instance_variable_get(:@alive_at) > now }
+    goes_on << nil
+    eventually("all is sent") { session.instance_variable_get(:@out).empty? }
+    client.close
+    must(sidecar.value.include?("keepAlive"), "it is not told")
+  },
+
   "a session with a ttl ends when its process hangs" => lambda {
     sidecar = Sidecar.new
     reader, writer = IO.pipe
