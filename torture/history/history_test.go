@@ -209,6 +209,21 @@ func TestChecks(t *testing.T) {
 			"a release that has failed", j(x("a", 1, 1*s, 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Left, Lock: "a", Call: 3 * s, At: 4 * s, Err: "late"}, x("b", 2, 2*s, 8*s, 9*s), left("b", 9*s, 9*s, 0)),
 			"", "", true,
 		},
+		{
+			"a detach of what is forced, which releases it",
+			j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Detached, Lock: "a", Call: 3 * s, At: 5 * s, Err: "lost"}, lost("a", "STORE_LOST", 6*s, 0), x("b", 2, 2*s, 4*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"", "", true,
+		},
+		{
+			"others are let in before a detach",
+			j(x("a", 1, 1*s, 2*s, 9*s), forced("a", 2*s, 9*s), x("b", 2, 2*s, 3*s, 9*s), of(Leaving, "a", 0, 4*s, 9*s), Record{Kind: Detached, Lock: "a", Call: 4 * s, At: 5 * s, Err: "lost"}, lost("a", "STORE_LOST", 6*s, 0), left("b", 7*s, 8*s, 9*s)),
+			"two had r at 3.000000–4.000000", "", false,
+		},
+		{
+			"a detach that is refused, and its app has it still",
+			j(x("a", 1, 1*s, 2*s, 9*s), of(Leaving, "a", 0, 3*s, 9*s), Record{Kind: Detached, Lock: "a", Call: 3 * s, At: 4 * s, Err: "refused"}, of(Leaving, "a", 0, 4*s, 9*s), lost("a", "STORE_LOST", 6*s, 0), x("b", 2, 2*s, 5*s, 9*s), left("b", 7*s, 8*s, 9*s)),
+			"two had r at 5.000000–6.000000", "", false,
+		},
 		{"silent, and entered again", j(x("a", 1, 1*s, 2*s, 0), x("a", 1, 2*s, 3*s, 4*s), lost("a", "SIDECAR_SILENT", 4*s, 0), x("b", 2, 2*s, 5*s, 9*s), left("b", 6*s, 7*s, 9*s)), "", "", true},
 		{
 			"silent, and another was let in before it was entered again",

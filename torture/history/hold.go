@@ -124,6 +124,7 @@ type beliefs struct {
 	news  time.Duration // the moment of the last news
 	lost  *Record
 	left  time.Duration // the last look, where it was released; else 0
+	gave  time.Duration // when its app asked to detach it, in vain, and has not had it since; else 0
 }
 
 // parts are b itself, or one for each of several that were granted at once.
@@ -169,6 +170,7 @@ func (h *holds) take(r Record) {
 		b.until = max(b.until, r.Until)
 		b.news = max(b.news, r.Until-h.validity)
 		b.heard = max(b.heard, b.news)
+		b.gave = 0
 		if r.Kind == Leaving {
 			b.left = r.At
 		}
@@ -189,6 +191,8 @@ func (h *holds) take(r Record) {
 	case Detached:
 		if r.Err == "" {
 			b.heard = max(b.heard, r.Call)
+		} else {
+			b.gave = r.Call
 		}
 	case Lost:
 		if b.lost == nil { // else another name for the same hold
@@ -208,6 +212,9 @@ func (b *beliefs) judge(breaks []Record, takeovers []takeover) *Hold {
 		reason, grace = b.lost.Reason, b.lost.Until
 		h.Ended = fmt.Sprintf("lost %s, %s, others kept out until %s", moment(b.lost.At), reason, moment(grace))
 		silent = min(silent, b.lost.At)
+		if b.gave != 0 { // a store does not keep what is to be released, and releases it at once
+			silent = min(silent, b.gave)
+		}
 		if told[reason] {
 			silent = 0
 		}
