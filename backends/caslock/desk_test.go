@@ -38,7 +38,7 @@ func newBusy(m *memory) *busy {
 	return &busy{road: &road{m: m}, server: make(chan struct{}, 1), requests: new(atomic.Int32), most: new(atomic.Int32)}
 }
 
-// opened is a sidecar on a road, in fake time.
+// opened is a sidecar on a road.
 func opened(t *testing.T, s Store, o Options) (*Backend, *lease) {
 	t.Helper()
 	born := time.Now().Add(-time.Hour)

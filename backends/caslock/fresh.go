@@ -20,7 +20,8 @@ type fresh struct {
 	key     string // of its entry,
 	version int64  // and what that has
 	fence   lock.Fence
-	moves   bool // its entry is being written again: then that may have a later version, with the same fence
+	no      uint64 // counts what was granted
+	moves   bool   // its entry is being written again: then that may have a later version, with the same fence
 }
 
 const (
@@ -34,8 +35,14 @@ const (
 func (l *lease) granted(r lock.Resource, id lock.HoldID, version int64, fence lock.Fence) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.notes(r, id, version, fence)
+}
+
+// notes is granted. l.mu is held.
+func (l *lease) notes(r lock.Resource, id lock.HoldID, version int64, fence lock.Fence) {
 	delete(l.asked, id)
-	l.fresh[id] = fresh{id: id, key: entryKey(l.id, r, string(id)), version: version, fence: fence}
+	l.grants++
+	l.fresh[id] = fresh{id: id, key: entryKey(l.id, r, string(id)), version: version, fence: fence, no: l.grants}
 }
 
 // moves notes that the lease has the entry of a hold written again. Before that is answered a heartbeat may see it.
@@ -49,12 +56,14 @@ func (l *lease) moves(id lock.HoldID) {
 	}
 }
 
-// stays notes that this has ended, and tells whether the hold is there still, as far as it is known: the answer may be late.
-func (l *lease) stays(id lock.HoldID) bool {
+// moved notes that this has ended, and, where it was done, what the entry is now. The answer may be late: the hold may have ended meanwhile.
+func (l *lease) moved(r leasekit.Ref, o *op, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	defer delete(l.moving, id)
-	return l.moving[id]
+	if done && l.moving[r.ID] {
+		l.notes(r.Resource, r.ID, o.version, o.fence())
+	}
+	delete(l.moving, r.ID)
 }
 
 // forget notes that a hold ends, or may have ended.
@@ -65,18 +74,18 @@ func (l *lease) forget(id lock.HoldID) {
 	delete(l.moving, id)
 }
 
-// toShow are the holds that a heartbeat looks at.
-func (l *lease) toShow() []fresh {
+// toShow are the holds that a heartbeat looks at, and the number of the last one that was granted.
+func (l *lease) toShow() (some []fresh, last uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	some := make([]fresh, 0, min(len(l.fresh), mostShown))
+	some = make([]fresh, 0, min(len(l.fresh), mostShown))
 	for _, f := range l.fresh { // in no order, so each has its turn
 		if len(some) == mostShown {
 			break
 		}
 		some = append(some, f)
 	}
-	return some
+	return some, l.grants
 }
 
 // readsOf reads them.
@@ -95,7 +104,7 @@ func (l *lease) shown(some []fresh, found []Found) {
 		if l.fresh[f.id] != f { // it was released meanwhile
 			continue
 		}
-		if kv, _ := found[i].one(); kv.Version != f.version && !f.moved(kv) {
+		if kv, _ := found[i].one(); kv.Version != f.version && !f.mayBe(kv) {
 			l.b.fell()
 			return
 		}
@@ -103,8 +112,8 @@ func (l *lease) shown(some []fresh, found []Found) {
 	}
 }
 
-// moved tells whether an entry that is being written again may have become that. What was granted again has another fence.
-func (f fresh) moved(kv KV) bool {
+// mayBe tells whether an entry that is being written again may have become that. What was granted again has another fence.
+func (f fresh) mayBe(kv KV) bool {
 	return f.moves && kv.Version > f.version && decode[entry](kv).fence() == f.fence
 }
 

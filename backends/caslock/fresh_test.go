@@ -127,8 +127,7 @@ func TestGrantedAgainBesideADowngrade(t *testing.T) {
 // next ones, too.
 func TestBackupAfterManyGrants(t *testing.T) {
 	m := newMemory()
-	b, kit, _, _ := sidecar(t, m, time.Minute)
-	l := b.leases[string(kit.ID())]
+	_, l := opened(t, &road{m: m}, Options{Timeout: patience})
 	mustAsk(t, l, "first") // with which fences begin
 	restore := m.backup()
 	for i := range mostShown + 10 {
@@ -142,12 +141,55 @@ func TestBackupAfterManyGrants(t *testing.T) {
 	}
 }
 
+// A lock is granted beside the heartbeat that tells of a backup, after that has read what there is. The store goes back once more, to a backup in
+// which the request waits, and others overtake its revision. The next heartbeat tells that, too.
+func TestGrantedBesideAHeartbeatThatTells(t *testing.T) {
+	m := newMemory()
+	c := &counting{road: &road{m: m}}
+	_, l := opened(t, c, Options{Timeout: patience})
+	_, rival := opened(t, &road{m: m}, Options{Timeout: patience})
+	theirs, q := mustAsk(t, rival, "r"), request("r")
+	if a, err := l.Ask(t.Context(), q); err != nil || a.Granted {
+		t.Fatalf("behind another: %+v, %v", a, err)
+	}
+	restore := m.backup()
+	mustAsk(t, l, "lost")
+	restore()
+	var once atomic.Bool
+	after := func(x Txn) {
+		if len(x.Then) == 0 || x.Then[0].Key != beatKey(l.id) || once.Swap(true) {
+			return
+		}
+		restore = m.backup()
+		if _, err := rival.Withdraw(t.Context(), leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "r", ID: theirs.ID}}); err != nil {
+			t.Error(err)
+		}
+		if a, err := l.Ask(t.Context(), q); err != nil || !a.Granted {
+			t.Errorf("beside a heartbeat: %+v, %v", a, err)
+		}
+	}
+	c.after.Store(&after)
+	renew := func(told bool) {
+		t.Helper()
+		if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger != told {
+			t.Errorf("%+v, %v; a stranger: %t", r, err, told)
+		}
+	}
+	renew(true)
+	restore()
+	m.mu.Lock()
+	m.revision += 100
+	m.mu.Unlock()
+	renew(true)
+	renew(false)
+}
+
 // More locks are forced at once than one request tells of, and their sidecar hears no push. That they are gone is no sign of a backup.
 func TestManyForcedAtOnce(t *testing.T) {
 	m := newMemory()
-	b, kit, r, _ := sidecar(t, m, time.Minute)
-	rival, _, _, _ := sidecar(t, m, time.Minute)
-	l := b.leases[string(kit.ID())]
+	r := &road{m: m}
+	_, l := opened(t, r, Options{Timeout: patience})
+	rival, _ := opened(t, &road{m: m}, Options{Timeout: patience})
 	r.mu.Lock()
 	r.muted = true
 	r.mu.Unlock()

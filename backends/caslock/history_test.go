@@ -437,7 +437,7 @@ func TestHeartbeatLooksOnce(t *testing.T) {
 		if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger {
 			t.Errorf("%+v, %v", r, err)
 		}
-		if left := l.toShow(); len(left) > 0 {
+		if left, _ := l.toShow(); len(left) > 0 {
 			t.Errorf("%d holds are looked at again", len(left))
 		}
 	}

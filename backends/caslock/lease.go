@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -40,6 +41,7 @@ type lease struct {
 	mu     sync.Mutex
 	asked  map[lock.HoldID]*asked // what is asked for, and was not granted yet
 	fresh  map[lock.HoldID]fresh  // what was granted, and no heartbeat has shown to be there
+	grants uint64                 // how many were noted there
 	moving map[lock.HoldID]bool   // what is being downgraded, and has not ended meanwhile, as far as it is known
 	falls  uint64                 // of the store, that a heartbeat has told
 	beat   int64                  // the version of its beat, as far as it is known
@@ -170,9 +172,7 @@ func (l *lease) Downgrade(ctx context.Context, r leasekit.Ref) error {
 	o := &op{kind: opDowngrade, id: string(r.ID), lease: l.id}
 	l.moves(r.ID)
 	err := l.b.within(ctx, r.Resource, o)
-	if l.stays(r.ID) && err == nil {
-		l.granted(r.Resource, r.ID, o.version, o.fence())
-	}
+	l.moved(r, o, err == nil)
 	return err
 }
 
@@ -221,7 +221,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, falls uint64, err err
 	l.mu.Lock()
 	known := l.beat
 	l.mu.Unlock()
-	shows := l.toShow()
+	shows, last := l.toShow()
 	t := Txn{
 		If:   []Cond{{Key: leaseKey(l.id), There: true}, {Key: beatKey(l.id), Version: known}},
 		Then: []Write{{Key: beatKey(l.id), Value: encode(leaseInfo{TTL: l.ttl.Milliseconds(), Sidecar: l.sidecar})}},
@@ -267,7 +267,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, falls uint64, err err
 		return answer, 0, nil
 	}
 	l.beat = answer.Revision
-	clear(l.fresh) // all is compared, be it shown or not
+	maps.DeleteFunc(l.fresh, func(_ lock.HoldID, f fresh) bool { return f.no <= last }) // it is compared, be it shown or not
 	return answer, falls, nil
 }
 
