@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -173,6 +174,27 @@ func firstLeaseKeepsItsServer(t testing.TB, first, second testengine.Server) {
 	}
 }
 
+// keepBeating has a lease live until stop, which waits for the heartbeat under way.
+func keepBeating(t testing.TB, l lock.Lease) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var beats sync.WaitGroup
+	beats.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = l.Heartbeat(context.WithoutCancel(ctx))
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	})
+	stop = func() {
+		cancel()
+		beats.Wait()
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
 // A sidecar saw a server take over, and was then cut off for a while. Meanwhile the first server was the primary again, and now that one
 // takes over once more. It grants nothing for the whole grace all the same.
 func TestGraceAfterAWhileAway(t *testing.T) {
@@ -200,6 +222,7 @@ func testGraceAfterAWhileAway(t testing.TB, away time.Duration) {
 		return err
 	})
 	_, holder := sidecar(t, s.URL(), ttl)
+	stop := keepBeating(t, holder)
 	fork := testengine.ForkMySQL(t, s, testengine.MariaDB)
 	_ = l.Close(t.Context())
 	road.Retarget(mustParse(t, fork.URL()).Addrs[0])
@@ -216,6 +239,7 @@ func testGraceAfterAWhileAway(t testing.TB, away time.Duration) {
 		return nil
 	})
 	ahead.Add(int64(away))
+	stop()
 	var g lock.Grant
 	var relies time.Time
 	eventually(t, "the first server grants", func() (err error) {

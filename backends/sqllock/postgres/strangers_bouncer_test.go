@@ -248,11 +248,11 @@ func testMarkBehindPgBouncer(t testing.TB) {
 	g.comes(g.stopped, "the grace is over")
 	stopKeeper()
 	testengine.LeadBouncer(t, s, lags)
-	g.opens()
-	g.comes(g.over, "the mark is set")
 	stop()
 	relies := time.Now().Add(ttl) // its last heartbeat may be as late as this
 	beat(t, l)
+	g.opens()
+	g.comes(g.over, "the mark is set")
 	_, other := sidecar(t, lags.URL(), ttl)
 	eventually(t, "the third server grants", func() error {
 		beat(t, other)
