@@ -913,10 +913,11 @@ module Locksidecar
       nearest && (nearest - now).clamp(0.001, MAX_LOOK)
     end
 
-    # Tells the sidecar that this process does not hang. One that does not read just now finds it when it goes on, and needs no more.
+    # Tells the sidecar that this process does not hang. One that does not read just now finds it when it goes on, and needs no more
+    # while it is unsent.
     def keep_alive(now)
       @alive_at = now + (@ttl / 3)
-      put_if_open(@alive = Call.new("keepAlive", {})) if @alive.nil? || @alive.done
+      put_if_open(@alive = Call.new("keepAlive", {})) unless @alive&.start && @alive.start >= @written
     end
 
     def look_at_holds
