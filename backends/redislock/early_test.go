@@ -199,7 +199,7 @@ func testFenceOfAGrantWhoseRequestWasLost(t testing.TB) {
 	p.mu.Lock()
 	p.since -= backGrace
 	p.mu.Unlock()
-	enough := lost.Load() + 2 // one may have begun before that
+	enough := lost.Load() + 2 // one may be under way since before that
 	eventually(t, "a request is lost", func() error {
 		if n := lost.Load(); n < enough {
 			return fmt.Errorf("%d are lost, of %d", n, enough)

@@ -27,7 +27,7 @@ import (
 // A mark that stood there while another server still answered is in doubt: what that one has granted this server
 // does not know, and nobody else here waits for it. So whoever comes from there has the mark replaced by
 // a new one, and all wait. How old the mark is for that the server's clock says, too: where it was set forward, or back to before the
-// mark, all wait once for nothing.
+// mark, all wait for nothing, in the latter case once for each sidecar that comes.
 type past struct {
 	version atomic.Uint64 // counts the marks that were seen, and the presences
 
