@@ -238,7 +238,7 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 	if over == 0 { // a grant may come by push before the answer
 		first = d.asked.note(q.ID, over)
 	}
-	a, err := d.ask(ctx, s, &q, again)
+	a, err := d.ask(ctx, s, &q, over, again)
 	switch {
 	case errors.Is(err, leasekit.ErrNotSent): // it is as it was
 		if first {
@@ -253,8 +253,9 @@ func (d *driver) Ask(ctx context.Context, q lock.Request) (leasekit.Answer, erro
 	return a, err
 }
 
-// ask is Ask in a bucket in which the lease is known. again tells that a grant that is there gets another fence.
-func (d *driver) ask(ctx context.Context, s *slot, q *lock.Request, again bool) (leasekit.Answer, error) {
+// ask is Ask in a bucket in which the lease is known. over is the version of the past that is over (see early), and again tells
+// that a grant that is there gets another fence.
+func (d *driver) ask(ctx context.Context, s *slot, q *lock.Request, over uint64, again bool) (leasekit.Answer, error) {
 	script, keys := scriptAcquire, d.b.keys.buckets[s.index].of(q.Resource, d.id)
 	args := words(string(q.Resource), string(d.id), string(q.ID), modeWord(q.Mode)+leastWord(q.MinHold), d.who(q.Owner, q.Cohort != nil))
 	trusted := s.trusted.Load()
@@ -292,7 +293,7 @@ func (d *driver) ask(ctx context.Context, s *slot, q *lock.Request, again bool) 
 			keys, args[5] = d.b.keys.buckets[s.index].attaching(q.Resource, d.id, lock.LeaseID(holder)), &tail
 			continue
 		}
-		a, done, err := d.answer(s, q, r)
+		a, done, err := d.answer(s, q, over, r)
 		if errors.Is(err, errStranger) {
 			s.trusted.CompareAndSwap(trusted, nil) // until a heartbeat has met it
 			if q.Try {
@@ -333,7 +334,7 @@ func (d *driver) keptBack(r lock.Resource, left time.Duration) error {
 // the store before it can decide.
 //
 // Model: failover.ANSWERED.
-func (d *driver) answer(s *slot, q *lock.Request, r reply) (a leasekit.Answer, done bool, err error) {
+func (d *driver) answer(s *slot, q *lock.Request, over uint64, r reply) (a leasekit.Answer, done bool, err error) {
 	var attached time.Duration
 	fence, granted := r.val.(string)
 	fields, _ := r.val.([]any)
@@ -376,6 +377,9 @@ func (d *driver) answer(s *slot, q *lock.Request, r reply) (a leasekit.Answer, d
 	// that too few replicas have.
 	left := d.kept(s)
 	if !s.trusts(r.by) || r.copies < d.b.cfg.replicas {
+		left = max(left, notTrusted)
+	}
+	if q.Handle == "" && d.over(s) != over { // the grace was over while it was asked: the fence is of before that (see early)
 		left = max(left, notTrusted)
 	}
 	switch {

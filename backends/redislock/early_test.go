@@ -13,46 +13,89 @@ import (
 	"github.com/locksidecar/locksidecar/lock"
 )
 
-// A lock is granted in the store while no app gets any, because another server may have granted others. Such a one was granted
-// later, there, and so has a larger fence. The app that gets the lock after it has one that is larger still (promise 2).
-func TestFenceOfAGrantThatWasKeptBack(t *testing.T) { again(t, testFenceOfAGrantThatWasKeptBack) }
+// inGrace is a server that has long been at work when a sidecar comes, and is restarted by restart. Then no app gets a lock
+// there until over. Another server has granted locks meanwhile.
+type inGrace struct {
+	testengine.Server
+	b         *Backend
+	l         lock.Lease
+	elsewhere lock.Lease // at the other server
+	granted   chan lock.Grant
+}
 
-func testFenceOfAGrantThatWasKeptBack(t testing.TB) {
+// newInGrace has the sidecar come by a road to the server. see sees its requests (see Open).
+func newInGrace(t testing.TB, road func(testengine.Server) string, see func(what string, took time.Duration, err error)) *inGrace {
+	t.Helper()
 	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
 	longAtWork(t, s, backGrace)
-	b, l := sidecar(t, s.URL()+withBackGrace, backGrace)
-	_, elsewhere := sidecar(t, other.URL()+noGrace, backGrace)
-	testengine.Restart(t, s, testengine.KeepData)
-	for range 3 { // the first one compares
-		eventually(t, "the lease lives", func() error { return beat(t.Context(), l) })
+	c := &inGrace{Server: s, granted: make(chan lock.Grant, 1)}
+	_, c.elsewhere = sidecar(t, other.URL()+noGrace, backGrace)
+	var err error
+	if c.b, err = Open(patient(road(s)+withBackGrace), see); err != nil {
+		t.Fatal(err)
 	}
-	granted := make(chan lock.Grant, 1)
+	t.Cleanup(func() { _ = c.b.Close() })
+	eventually(t, "a lease is opened", func() (err error) {
+		c.l, err = c.b.OpenLease(t.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "waits"})
+		return err
+	})
+	t.Cleanup(func() { _ = c.l.Close(t.Context()) })
+	return c
+}
+
+func straight(s testengine.Server) string { return s.URL() }
+
+func (c *inGrace) restart(t testing.TB) {
+	t.Helper()
+	testengine.Restart(t, c.Server, testengine.KeepData)
+	for range 3 { // the first one compares
+		eventually(t, "the lease lives", func() error { return beat(t.Context(), c.l) })
+	}
+}
+
+// ask asks for the lock of whose grant granted tells.
+func (c *inGrace) ask(t testing.TB) {
 	go func() {
-		if g, err := acquire(t.Context(), l, exclusive("r")); err == nil {
-			granted <- g
+		if g, err := acquire(t.Context(), c.l, exclusive("r")); err == nil {
+			c.granted <- g
 		}
 	}()
+}
+
+// askInStore is ask, and the store has granted it.
+func (c *inGrace) askInStore(t testing.TB) {
+	t.Helper()
+	c.ask(t)
 	eventually(t, "the store has granted it", func() error {
-		st, err := b.Get(t.Context(), "r")
+		st, err := c.b.Get(t.Context(), "r")
 		if err == nil && len(st.Holders) == 0 {
 			err = errors.New("not yet")
 		}
 		return err
 	})
-	before := hold(t, elsewhere, "r")
-	p := &b.pasts[0]
-	if left, _ := p.left(backGrace, b.clock()); left <= 0 {
+}
+
+// over ends the time in which no app gets a lock.
+func (c *inGrace) over(t testing.TB) {
+	t.Helper()
+	p := &c.b.pasts[0]
+	if left, _ := p.left(backGrace, c.b.clock()); left <= 0 {
 		t.Fatal("the app may have got it already")
 	}
 	p.mu.Lock()
 	p.since -= backGrace
 	p.mu.Unlock()
+}
+
+// wantLarger wants a grant with a larger fence than the one before, which is also the one in the store.
+func (c *inGrace) wantLarger(t testing.TB, before lock.Grant) {
+	t.Helper()
 	select {
-	case g := <-granted:
+	case g := <-c.granted:
 		if g.Fence <= before.Fence {
 			t.Errorf("broken law: the fence is %d, and was %d before", g.Fence, before.Fence)
 		}
-		if st, err := b.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || st.Holders[0].Fence != g.Fence {
+		if st, err := c.b.Get(t.Context(), "r"); err != nil || len(st.Holders) != 1 || st.Holders[0].Fence != g.Fence {
 			t.Errorf("the store has %+v (%v), and the app has %d", st.Holders, err, g.Fence)
 		}
 	case <-time.After(patience):
@@ -60,38 +103,58 @@ func testFenceOfAGrantThatWasKeptBack(t testing.TB) {
 	}
 }
 
-// So it is where the grant comes by push, before the sidecar has taken note of the answer.
-func TestFenceOfAGrantBeforeTheAnswer(t *testing.T) { again(t, testFenceOfAGrantBeforeTheAnswer) }
+// A lock is granted in the store while no app gets any, because another server may have granted others. Such a one was granted
+// later, there, and so has a larger fence. The app that gets the lock after it has one that is larger still (promise 2).
+func TestFenceOfAGrantThatWasKeptBack(t *testing.T) { again(t, testFenceOfAGrantThatWasKeptBack) }
 
-func testFenceOfAGrantBeforeTheAnswer(t testing.TB) {
-	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
-	longAtWork(t, s, backGrace)
-	hb, holder := sidecar(t, s.URL()+noGrace, backGrace)
-	_, elsewhere := sidecar(t, other.URL()+noGrace, backGrace)
-	road := testengine.Through(t, s)
+func testFenceOfAGrantThatWasKeptBack(t testing.TB) {
+	c := newInGrace(t, straight, nil)
+	c.restart(t)
+	c.askInStore(t)
+	before := hold(t, c.elsewhere, "r")
+	c.over(t)
+	c.wantLarger(t, before)
+}
+
+// So it is where the answer comes when that time is over.
+func TestFenceOfAGrantWithALateAnswer(t *testing.T) { again(t, testFenceOfAGrantWithALateAnswer) }
+
+func testFenceOfAGrantWithALateAnswer(t testing.TB) {
 	var stops atomic.Bool
 	answered, goOn := make(chan struct{}), make(chan struct{})
-	b, err := Open(patient(road.URL()+withBackGrace), func(what string, _ time.Duration, _ error) {
+	c := newInGrace(t, straight, func(what string, _ time.Duration, _ error) {
 		if what == "acquire" && stops.CompareAndSwap(true, false) {
 			close(answered)
 			<-goOn
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.Close() })
-	var l lock.Lease
-	eventually(t, "a lease is opened", func() (err error) {
-		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "waits"})
-		return err
-	})
-	t.Cleanup(func() { _ = l.Close(t.Context()) })
-	marker, held := hold(t, l, "marker"), hold(t, holder, "r")
-	testengine.Restart(t, s, testengine.KeepData)
-	for range 3 { // the first one compares
-		eventually(t, "the lease lives", func() error { return beat(t.Context(), l) })
-	}
+	c.restart(t)
+	stops.Store(true)
+	c.ask(t)
+	<-answered
+	before := hold(t, c.elsewhere, "r")
+	c.over(t)
+	close(goOn)
+	c.wantLarger(t, before)
+}
+
+// So it is where the grant comes by push, before the sidecar has taken note of the answer.
+func TestFenceOfAGrantBeforeTheAnswer(t *testing.T) { again(t, testFenceOfAGrantBeforeTheAnswer) }
+
+func testFenceOfAGrantBeforeTheAnswer(t testing.TB) {
+	var stops atomic.Bool
+	answered, goOn := make(chan struct{}), make(chan struct{})
+	var road *testengine.Proxy
+	c := newInGrace(t, func(s testengine.Server) string { road = testengine.Through(t, s); return road.URL() },
+		func(what string, _ time.Duration, _ error) {
+			if what == "acquire" && stops.CompareAndSwap(true, false) {
+				close(answered)
+				<-goOn
+			}
+		})
+	hb, holder := sidecar(t, c.URL()+noGrace, backGrace)
+	marker, held := hold(t, c.l, "marker"), hold(t, holder, "r")
+	c.restart(t)
 
 	grace := time.Hour
 	listens := func() { // what was pushed before that has come, too
@@ -99,11 +162,11 @@ func testFenceOfAGrantBeforeTheAnswer(t testing.TB) {
 		eventually(t, "a push comes", func() error {
 			grace -= time.Second
 			message := fmt.Sprintf("r %s %d marker", marker.ID, grace.Microseconds())
-			if err := hb.client.Publish(t.Context(), hb.keys.channel+string(l.ID()), message).Err(); err != nil {
+			if err := hb.client.Publish(t.Context(), hb.keys.channel+string(c.l.ID()), message).Err(); err != nil {
 				return err
 			}
 			select {
-			case <-l.Events():
+			case <-c.l.Events():
 				return nil
 			case <-time.After(100 * time.Millisecond):
 				return errors.New("not yet")
@@ -113,38 +176,20 @@ func testFenceOfAGrantBeforeTheAnswer(t testing.TB) {
 	listens()
 
 	stops.Store(true)
-	granted := make(chan lock.Grant, 1)
-	go func() {
-		if g, err := acquire(t.Context(), l, exclusive("r")); err == nil {
-			granted <- g
-		}
-	}()
+	c.ask(t)
 	<-answered
 	road.Mute("subscribe")
 	if err := release(t.Context(), holder, "r", held.ID); err != nil {
 		t.Fatal(err)
 	}
-	before := hold(t, elsewhere, "r")
-	p := &b.pasts[0]
-	if left, _ := p.left(backGrace, b.clock()); left <= 0 {
-		t.Fatal("the app may have got it already")
-	}
-	p.mu.Lock()
-	p.since -= backGrace
-	p.mu.Unlock()
+	before := hold(t, c.elsewhere, "r")
+	c.over(t)
 	if err := road.Heal(); err != nil {
 		t.Fatal(err)
 	}
 	listens()
 	close(goOn)
-	select {
-	case g := <-granted:
-		if g.Fence <= before.Fence {
-			t.Errorf("broken law: the fence is %d, and was %d before", g.Fence, before.Fence)
-		}
-	case <-time.After(patience):
-		t.Fatal("it is not granted")
-	}
+	c.wantLarger(t, before)
 }
 
 // So it is where the request for another fence does not reach the server: the next one asks for it, too.
@@ -153,52 +198,19 @@ func TestFenceOfAGrantWhoseRequestWasLost(t *testing.T) {
 }
 
 func testFenceOfAGrantWhoseRequestWasLost(t testing.TB) {
-	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
-	longAtWork(t, s, backGrace)
-	_, elsewhere := sidecar(t, other.URL()+noGrace, backGrace)
-	road := testengine.Through(t, s)
+	var road *testengine.Proxy
 	var lost atomic.Int64
-	b, err := Open(patient(road.URL()+withBackGrace), func(what string, _ time.Duration, err error) {
-		if what == "acquire" && err != nil {
-			lost.Add(1)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.Close() })
-	var l lock.Lease
-	eventually(t, "a lease is opened", func() (err error) {
-		l, err = b.OpenLease(t.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "waits"})
-		return err
-	})
-	t.Cleanup(func() { _ = l.Close(t.Context()) })
-	testengine.Restart(t, s, testengine.KeepData)
-	for range 3 { // the first one compares
-		eventually(t, "the lease lives", func() error { return beat(t.Context(), l) })
-	}
-	granted := make(chan lock.Grant, 1)
-	go func() {
-		if g, err := acquire(t.Context(), l, exclusive("r")); err == nil {
-			granted <- g
-		}
-	}()
-	eventually(t, "the store has granted it", func() error {
-		st, err := b.Get(t.Context(), "r")
-		if err == nil && len(st.Holders) == 0 {
-			err = errors.New("not yet")
-		}
-		return err
-	})
-	before := hold(t, elsewhere, "r")
-	p := &b.pasts[0]
-	if left, _ := p.left(backGrace, b.clock()); left <= 0 {
-		t.Fatal("the app may have got it already")
-	}
+	c := newInGrace(t, func(s testengine.Server) string { road = testengine.Through(t, s); return road.URL() },
+		func(what string, _ time.Duration, err error) {
+			if what == "acquire" && err != nil {
+				lost.Add(1)
+			}
+		})
+	c.restart(t)
+	c.askInStore(t)
+	before := hold(t, c.elsewhere, "r")
 	road.Inject(testengine.Cut)
-	p.mu.Lock()
-	p.since -= backGrace
-	p.mu.Unlock()
+	c.over(t)
 	enough := lost.Load() + 2 // one may be under way since before that
 	eventually(t, "a request is lost", func() error {
 		if n := lost.Load(); n < enough {
@@ -209,14 +221,7 @@ func testFenceOfAGrantWhoseRequestWasLost(t testing.TB) {
 	if err := road.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case g := <-granted:
-		if g.Fence <= before.Fence {
-			t.Errorf("broken law: the fence is %d, and was %d before", g.Fence, before.Fence)
-		}
-	case <-time.After(patience):
-		t.Fatal("it is not granted")
-	}
+	c.wantLarger(t, before)
 }
 
 // Nothing is kept of a hold that was granted by push, and that the store has lost since.
