@@ -180,13 +180,13 @@ func TestMemoryPerHold(t *testing.T) {
 		}
 		limit := int64(2048)
 		if x.name == "a session each" {
-			limit += 720 // the session is in it
+			limit += 820 // the session is in it, and what a busy machine adds
 		}
 		// On a busy machine goroutines that are about to end have not done so yet, and keep
 		// what nobody needs.
 		var per int64
 		var more int
-		for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(500 * time.Millisecond) {
 			per = (int64(heap()) - int64(before)) / n
 			more = runtime.NumGoroutine() - routines
 			if per <= limit && more <= 10 || time.Now().After(end) {
