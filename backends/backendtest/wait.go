@@ -19,6 +19,7 @@ func Within(t testing.TB, patience time.Duration, what string, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		began := time.Now()
 		err := f()
 		if err == nil {
 			return
@@ -30,7 +31,8 @@ func Within(t testing.TB, patience time.Duration, what string, f func() error) {
 			// No machine is so busy, so an error in it is no excuse.
 			t.Fatalf("waited %s in vain until %s: %s", patience, what, err.Error())
 		}
-		time.Sleep(pause)
+		// What looks for long takes the processors from what it waits for.
+		time.Sleep(max(pause, min(4*time.Since(began), 250*time.Millisecond)))
 	}
 }
 

@@ -51,26 +51,22 @@ func (h *harness) Leftovers(t testing.TB, prefix string) (left []string) {
 
 func leftoversOn(ctx context.Context, c *redis.Client, prefix string) (left []string, err error) {
 	keys := c.Scan(ctx, 0, "*", 1000).Iterator()
-	var sets []string
+	var named, sets []string
 	for keys.Next(ctx) {
-		key := keys.Val()
-		if strings.Contains(key, prefix) {
-			life, err := c.PTTL(ctx, key).Result()
-			if err != nil {
-				return nil, err
-			}
-			if life < 0 && life != -2 || life > forgets { // it is not gone by now and stays
-				left = append(left, "key "+key)
-			}
-			continue
+		if key := keys.Val(); strings.Contains(key, prefix) {
+			named = append(named, key)
+		} else {
+			sets = append(sets, key)
 		}
-		sets = append(sets, key)
 	}
 	if err := keys.Err(); err != nil {
 		return nil, err
 	}
-	kinds := make([]*redis.StatusCmd, len(sets))
+	lives, kinds := make([]*redis.DurationCmd, len(named)), make([]*redis.StatusCmd, len(sets))
 	if _, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, key := range named {
+			lives[i] = p.PTTL(ctx, key)
+		}
 		for i, key := range sets {
 			kinds[i] = p.Type(ctx, key)
 		}
@@ -78,28 +74,51 @@ func leftoversOn(ctx context.Context, c *redis.Client, prefix string) (left []st
 	}); err != nil {
 		return nil, err
 	}
+	for i, key := range named {
+		if life := lives[i].Val(); life < 0 && life != -2 || life > forgets { // it is not gone by now and stays
+			left = append(left, "key "+key)
+		}
+	}
+	first := make([]*redis.ScanCmd, len(sets))
+	if _, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, key := range sets {
+			first[i] = scan(ctx, p, kinds[i].Val(), key, 0, prefix)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
 	for i, key := range sets {
-		var members *redis.ScanIterator
-		switch kinds[i].Val() {
-		case "zset":
-			members = c.ZScan(ctx, key, 0, "*"+prefix+"*", 1000).Iterator()
-		case "set":
-			members = c.SScan(ctx, key, 0, "*"+prefix+"*", 1000).Iterator()
-		case "hash":
-			members = c.HScan(ctx, key, 0, "*"+prefix+"*", 1000).Iterator()
-		default:
-			continue
-		}
-		for members.Next(ctx) {
-			if m := members.Val(); strings.Contains(m, prefix) {
-				left = append(left, fmt.Sprintf("member %q of %s", m, key))
+		for page := first[i]; page != nil; {
+			members, cursor, err := page.Result()
+			if err != nil {
+				return nil, err
 			}
-		}
-		if err := members.Err(); err != nil {
-			return nil, err
+			for _, m := range members {
+				if strings.Contains(m, prefix) {
+					left = append(left, fmt.Sprintf("member %q of %s", m, key))
+				}
+			}
+			page = nil
+			if cursor != 0 {
+				page = scan(ctx, c, kinds[i].Val(), key, cursor, prefix)
+			}
 		}
 	}
 	return left, nil
+}
+
+// scan reads members with the prefix of what has members, and nothing of what has none.
+func scan(ctx context.Context, c redis.Cmdable, kind, key string, cursor uint64, prefix string) *redis.ScanCmd {
+	switch pattern := "*" + prefix + "*"; kind {
+	case "zset":
+		return c.ZScan(ctx, key, cursor, pattern, 1000)
+	case "set":
+		return c.SScan(ctx, key, cursor, pattern, 1000)
+	case "hash":
+		return c.HScan(ctx, key, cursor, pattern, 1000)
+	}
+	return nil
 }
 
 // clusterHarness is for a Cluster with replicas.
