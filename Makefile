@@ -62,7 +62,7 @@ TEST := go test -vet=off -count=1 -timeout $(TEST_TIMEOUT)
 # the others, and with more of all, it would see no more, for twice the processor time. Nor would it in tests that measure what
 # thousands take, which it only makes slower, and in those that let apps do at random in fake time what others do beside it.
 # make test runs these without it, and make test-full with it.
-WITHOUT_RACE := ^TestConformance$$/^(Redis_Cluster_with_replicas|Ensemble|CuratorLayout|Cluster|MySQL|PgBouncer)$$|^TestConformance$$/^(Redis|MariaDB|PostgreSQL)$$/^(Mass|Crowd)|^Test(VeryManyStreamsThatReadNothing|MemoryOfStreamsThatReadNothing|MemoryOfUnreadAnswersOverGRPC)$$|^Test(ManyWaitersOfOneSidecar|ManyReadersOfOneSidecar|MemoryOfAHold|StepsAreBounded|ScriptsKeepRedisBriefly|ManyCallersTakeTheShortWay|Worlds|TurnsInWorlds|ProofAgainstPauses|NumbersAreUsedAgain)$$
+WITHOUT_RACE := ^TestConformance$$/^(Redis_Cluster_with_replicas|Ensemble|CuratorLayout|Cluster|MySQL|PgBouncer)$$|^TestConformance$$/^(Redis|MariaDB|PostgreSQL)$$/^(Mass|Crowd)|^Test(VeryManyStreamsThatReadNothing|EndOfAProcessWithManyStreamsThatWereCutOff|MemoryOfStreamsThatReadNothing|MemoryOfUnreadAnswersOverGRPC)$$|^Test(ManyWaitersOfOneSidecar|ManyReadersOfOneSidecar|MemoryOfAHold|StepsAreBounded|ScriptsKeepRedisBriefly|ManyCallersTakeTheShortWay|Worlds|TurnsInWorlds|BackupsInWorlds|ProofAgainstPauses|NumbersAreUsedAgain)$$
 # The longest first.
 HAVE_WITHOUT_RACE := $(addprefix ./backends/,zklock sqllock/mysql redislock sqllock/postgres caslock/etcd caslock zklock/zksession mysqllock/rows mysqllock/shedlock shards) ./internal/promptio ./localapi
 # Their tests run programs that are built without the race detector, as people have them: sidecars, clients in other languages,
