@@ -75,9 +75,8 @@ WITH_RACE = $(addprefix ./,$(addprefix backends/,sqllock/postgres sqllock/mysql 
 	$$(go list ./... | grep -vxF $(patsubst ./%,-e github.com/locksidecar/locksidecar/%,$(END_TO_END)))
 # All of them, for make test-fast, so that no long one runs alone in the end.
 LONGEST_FIRST := $(addprefix ./,cmd/locksidecar $(addprefix backends/,sqllock/mysql redislock sqllock/postgres zklock) ...)
-# What runs tests, and runs those that failed once more: JSON of all, then go on with --packages and arguments for go test.
-RUN_TESTS = "$$($(GOTESTSUM_PATH))" --format pkgname --format-hide-empty-pkg --rerun-fails=$(TEST_RERUNS) \
-	--rerun-fails-max-failures=20 --rerun-fails-abort-on-data-race
+# What scripts/run-tests needs: it runs tests, and those that failed once more.
+RUN_TESTS = mkdir -p bin && GOTESTSUM="$$($(GOTESTSUM_PATH))" RERUNS=$(TEST_RERUNS)
 # What make test-busy runs, how often, and the arguments of stress-ng beside it. It takes no results of a run before it (-count).
 BUSY ?= test-fast
 TIMES ?= 3
@@ -162,24 +161,15 @@ test-tools:
 
 .PHONY: test-with-race
 test-with-race: test-deps
-	@mkdir -p bin
-	@CGO_ENABLED=1 $(RUN_TESTS) --jsonfile bin/test.json \
-		--packages "$(WITH_RACE)" -- -race -vet=off -count=1 -p $(TEST_PACKAGES_WITH_RACE) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
-	@scripts/broken-laws bin/test.json
+	@$(RUN_TESTS) CGO_ENABLED=1 scripts/run-tests bin/test.json "$(WITH_RACE)" -race -vet=off -count=1 -p $(TEST_PACKAGES_WITH_RACE) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT) -skip '$(WITHOUT_RACE)'
 
 .PHONY: test-without-race
 test-without-race: test-deps
-	@mkdir -p bin
-	@$(RUN_TESTS) --jsonfile bin/test-without-race.json \
-		--packages '$(HAVE_WITHOUT_RACE)' -- -vet=off -count=1 -p $(TEST_PACKAGES_WITHOUT_RACE) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)'
-	@scripts/broken-laws bin/test-without-race.json
+	@$(RUN_TESTS) scripts/run-tests bin/test-without-race.json '$(HAVE_WITHOUT_RACE)' -vet=off -count=1 -p $(TEST_PACKAGES_WITHOUT_RACE) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT) -run '$(WITHOUT_RACE)'
 
 .PHONY: test-end-to-end
 test-end-to-end: test-deps
-	@mkdir -p bin
-	@$(RUN_TESTS) --jsonfile bin/test-end-to-end.json \
-		--packages '$(END_TO_END)' -- -vet=off -count=1 -p $(TEST_PACKAGES_END_TO_END) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT)
-	@scripts/broken-laws bin/test-end-to-end.json
+	@$(RUN_TESTS) scripts/run-tests bin/test-end-to-end.json '$(END_TO_END)' -vet=off -count=1 -p $(TEST_PACKAGES_END_TO_END) $(TEST_IN_TURN) -timeout $(TEST_TIMEOUT)
 
 .PHONY: test-full
 test-full: test-deps ## Run the tests of large numbers with the whole of them, and the race detector where make test has none
@@ -198,9 +188,7 @@ chart-test: ## Test the Helm charts, without a cluster and without helm
 
 .PHONY: test-fast
 test-fast: ## Run the short tests without the race detector
-	@mkdir -p bin
-	@$(RUN_TESTS) --jsonfile bin/test-fast.json --packages '$(LONGEST_FIRST)' -- -short -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
-	@scripts/broken-laws bin/test-fast.json
+	@$(RUN_TESTS) scripts/run-tests bin/test-fast.json '$(LONGEST_FIRST)' -short -p $(TEST_PACKAGES) -timeout $(TEST_TIMEOUT)
 
 .PHONY: test-busy
 test-busy: test-deps ## Run test-fast three times beside stress-ng, until one fails (BUSY=test TIMES=3 STRESS="--cpu 8")

@@ -3,9 +3,11 @@ package backendtest
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,6 +51,82 @@ func TestSummary(t *testing.T) {
 	}
 	if !strings.Contains(errs.String(), "c.json: its tests did not run") {
 		t.Errorf("of a file that is not there it says %q", &errs)
+	}
+}
+
+// TestEndedEarly: `make test` fails where tests did not run because the program with them ended early, though the one that ran then passed
+// when it was run again. Where the race detector has crashed, all of them run once more.
+func TestEndedEarly(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("jq"); err != nil {
+		t.Skip("no jq on this machine: make test installs it")
+	}
+	type event struct{ Action, Package, Test, Output string }
+	whole := []event{{"run", "p", "TestA", ""}, {"run", "p", "TestB", ""}, {"pass", "p", "TestB", ""}, {"skip", "p", "TestA", ""}, {"pass", "p", "", ""}}
+	early := func(said string) []event {
+		return []event{
+			{"run", "q", "TestA", ""}, {"run", "q", "TestA/b", ""}, {"pass", "q", "TestA/b", ""}, {"output", "q", "TestA", said}, {"fail", "q", "", ""},
+			{"run", "q", "TestA", ""}, {"pass", "q", "TestA", ""}, {"pass", "q", "", ""}, // when it was run again
+		}
+	}
+	crashed := early("SIGSEGV: segmentation violation\n")
+	for what, tt := range map[string]struct {
+		runs [][]event // the first may fail
+		want string    // what is printed names it; empty: it does not fail
+	}{
+		"all tests ran":        {[][]event{whole}, ""},
+		"it ended":             {[][]event{slices.Concat(whole, early("fatal error: all goroutines are asleep\n"))}, "did not run: q\n"},
+		"the detector crashed": {[][]event{slices.Concat(whole, crashed), {{"run", "q", "TestA", ""}, {"pass", "q", "TestA", ""}, {"pass", "q", "", ""}}}, ""},
+		"it crashed twice":     {[][]event{crashed, crashed}, "did not run: q\n"},
+		"another one ended":    {[][]event{slices.Concat(crashed, []event{{"run", "r", "TestA", ""}, {"fail", "r", "", ""}}), whole}, "did not run: r\n"},
+		"it broke a law":       {[][]event{crashed, {{"output", "q", "TestA", "broken law: two"}, {"fail", "q", "TestA", ""}, {"pass", "q", "TestA", ""}}}, "q TestA"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for i, run := range tt.runs {
+				f, err := os.Create(filepath.Join(dir, fmt.Sprintf("run%d", i+1)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				for _, e := range run {
+					if err := json.NewEncoder(f).Encode(e); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			const script = `#!/bin/sh
+cd "$(dirname "$0")"
+echo "$@" >>asked
+while [ "$1" != --jsonfile ]; do shift; done
+mv run$(wc -l <asked) "$2"`
+			if err := os.WriteFile(filepath.Join(dir, "gotestsum"), []byte(script), 0o700); err != nil { //nolint:gosec // it is run
+				t.Fatal(err)
+			}
+			file := filepath.Join(dir, "test.json")
+			cmd := exec.Command("../../scripts/run-tests", file, "./p ./q", "-race", "-run", "a b")
+			cmd.Env = append(os.Environ(), "GOTESTSUM="+filepath.Join(dir, "gotestsum"), "RERUNS=2")
+			said, err := cmd.CombinedOutput()
+			if (err != nil) != (tt.want != "") || !strings.Contains(string(said), tt.want) {
+				t.Errorf("got %v, %q, want %q", err, said, tt.want)
+			}
+			asked, err := os.ReadFile(filepath.Join(dir, "asked"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := strings.Split(strings.TrimSpace(string(asked)), "\n")
+			if len(all) != len(tt.runs) || !strings.HasSuffix(all[0], " --packages ./p ./q -- -race -run a b") {
+				t.Errorf("these ran: %q", all)
+			}
+			if len(all) == 2 && !strings.HasSuffix(all[1], " --packages q -- -race -run a b") {
+				t.Errorf("then this ran: %s", all[1])
+			}
+			kept, err := os.ReadFile(file)
+			if want := len(slices.Concat(tt.runs...)); err != nil || strings.Count(string(kept), "\n") != want {
+				t.Errorf("the file has %d lines (%v), want %d", strings.Count(string(kept), "\n"), err, want)
+			}
+		})
 	}
 }
 
