@@ -41,19 +41,7 @@ func testReapManyIdle(t testing.TB) {
 	if frozen.guarded(g.Guard) {
 		t.Fatal("the guard found a hold that was released")
 	}
-	eventually(t, "the floor is raised", func() error {
-		if number(t, b, "SELECT value FROM {meta} WHERE name='floor'") == 0 {
-			return errors.New("it is not")
-		}
-		return nil
-	})
-	ahead.Add(int64(2 * time.Minute))
-	eventually(t, "all idle rows are deleted", func() error {
-		if n := number(t, b, "SELECT COUNT(*) FROM {lock} WHERE name<>'late' AND name<x'ff'"); n > 1 {
-			return fmt.Errorf("%d are there", n)
-		}
-		return nil
-	})
+	keeperDeletes(t, b, &ahead, 1, "SELECT COUNT(*) FROM {lock} WHERE name<>'late' AND name<x'ff'")
 	eventually(t, "all records that are over are deleted", func() error {
 		if n := number(t, b, "SELECT COUNT(*) FROM {record}"); n > 0 {
 			return fmt.Errorf("%d are there", n)
