@@ -79,10 +79,12 @@ const patience = time.Minute
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+	pause := 2 * time.Millisecond
+	for end := time.Now().Add(patience); !ok(); pause = min(pause+pause/4, 25*time.Millisecond) { // looks take the processors from it
 		if time.Now().After(end) {
 			t.Fatalf("not %s in time", what)
 		}
+		time.Sleep(pause)
 	}
 }
 

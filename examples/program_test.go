@@ -151,10 +151,12 @@ func (p *program) says(prefix string) line {
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+	pause := 2 * time.Millisecond
+	for end := time.Now().Add(patience); !ok(); pause = min(pause+pause/4, 25*time.Millisecond) { // looks take the processors from it
 		if time.Now().After(end) {
 			t.Fatalf("in vain: %s", what)
 		}
+		time.Sleep(pause)
 	}
 }
 

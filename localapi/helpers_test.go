@@ -122,11 +122,12 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // eventuallyIn is for what takes long on a busy machine.
 func eventuallyIn(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(limit); !ok(); {
+	pause := 2 * time.Millisecond
+	for end := time.Now().Add(limit); !ok(); pause = min(pause+pause/4, 25*time.Millisecond) { // looks take the processors from it
 		if time.Now().After(end) {
 			t.Fatalf("not %s in time", what)
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 
