@@ -71,7 +71,8 @@ HAVE_WITHOUT_RACE := $(addprefix ./backends/,zklock sqllock/mysql redislock sqll
 END_TO_END := ./examples ./cmd/locksidecar ./internal/docstest ./model
 # With the race detector: all others. What takes longest starts first, so that no long one runs alone in the end.
 WITH_RACE = $(addprefix ./,$(addprefix backends/,sqllock/postgres sqllock/mysql redislock zklock caslock caslock/etcd) \
-	internal/testengine localapi $(addprefix backends/,mysqllock/shedlock mysqllock/rows shards)) \
+	internal/testengine localapi $(addprefix backends/,mysqllock/shedlock mysqllock/rows shards embedded zklock/zksession mysqllock backendtest leasekit) \
+	client session internal/simulation api/locksidecar/v1) \
 	$$(go list ./... | grep -vxF $(patsubst ./%,-e github.com/locksidecar/locksidecar/%,$(END_TO_END)))
 # All of them, for make test-fast, so that no long one runs alone in the end.
 LONGEST_FIRST := $(addprefix ./,cmd/locksidecar $(addprefix backends/,sqllock/mysql redislock sqllock/postgres zklock) ...)
