@@ -14,7 +14,8 @@ import (
 // server may grant, and where it names another than the one that answers nothing is
 // granted, until every lease has either been renewed there, and its holds compared, or
 // is over. Then the keeper changes the mark; who opens a lease while nobody is there does
-// it too. Each counts that time on its own clock, from when it saw the change.
+// it too. Each counts that time on its own clock, from when it saw the change. With the mark stands when that was, by the clock of
+// the server: the fences of those before it are of a time before that.
 //
 // Tables that are new have no mark, and who opens a lease there sets it at once: nobody has locks. But a sidecar that has had
 // a lease before has seen tables go, with all that they knew, and waits as for another server.

@@ -122,7 +122,7 @@ CREATE TABLE IF NOT EXISTS {log} (
 
 -- schema: the version of these tables. floor: no new row of lock begins below it.
 -- era: counts quarters of an hour, for notes. keeper: who observes the leases, and a
--- number that changes when it does. server: who may grant.
+-- number that changes when it does. server: who may grant, and since when.
 CREATE TABLE IF NOT EXISTS {meta} (
   name {id} NOT NULL PRIMARY KEY,
   value BIGINT NOT NULL DEFAULT 0,

@@ -81,6 +81,7 @@ type state struct {
 	now    int64             // the server's time
 	tail   int64             // last seq of the queue
 	fence  int64             // of the last exclusive grant
+	since  int64             // since when the server may grant, by its clock: one before it may have given fences up to then
 	crowd  bool              // as it was found
 	kept   bool              // nothing may be granted now: see mark.go
 	leasts map[string]least  // of holds that keep others out at least so long
@@ -105,6 +106,7 @@ type state struct {
 type changes struct {
 	xWas      *entry // as it was found
 	shared    bool   // it is shared from now on
+	raised    bool   // the fence on the row is to be a larger one, though nobody gets it
 	permitted bool   // permits were granted
 	goneHolds []string
 	goneWaits []string
@@ -179,13 +181,23 @@ func (s *state) note(what, id, lease string, fence int64, text string) {
 }
 
 // nextExclusive and nextShared count grants. That of a shared one leaves the row
-// alone: it lies between two exclusive ones.
+// alone: it lies between two exclusive ones. But a server that has taken over may lack the last exclusive ones. So the first shared one
+// there puts a fence of a time after those on the row.
 func (s *state) nextExclusive() int64 {
-	s.fence = max(s.fence+2, s.now)
+	s.fence = max(s.fence+2, s.since+2, s.now)
 	return s.fence
 }
 
-func (s *state) nextShared() int64 { return s.fence + 1 }
+func (s *state) nextShared() int64 {
+	switch {
+	case s.fence >= s.since:
+	case s.x == nil:
+		s.fence, s.raised = max(s.now, s.since), true // as of now, see posts.go
+	default: // the row has the fence of that hold, until it ends
+		s.fence = s.since
+	}
+	return s.fence + 1
+}
 
 // grant gives a hold its fence.
 func (s *state) grant(e *entry) {

@@ -253,3 +253,37 @@ func TestLeast(t *testing.T) {
 		}
 	}
 }
+
+// takenOver is a state on a server that grants since another moment than those of the fences that it knows.
+func takenOver(x string, holds ...string) *state {
+	s := found(x, holds, false)
+	s.fence, s.since = 10, 900
+	return s
+}
+
+// A server that has taken over may lack exclusive grants. What is granted there comes after them.
+func TestFencesOfAServerThatHasTakenOver(t *testing.T) {
+	fence := func(s *state, id string, m lock.Mode) int64 {
+		t.Helper()
+		o := &op{kind: opAsk, id: id, lease: "l", mode: m}
+		apply(t, s, o)
+		return o.fence
+	}
+	for name, s := range map[string]*state{"nobody holds": takenOver(""), "others share": takenOver("", "h")} {
+		if got := fence(s, "new", lock.Shared); got != 1001 || s.fence != 1000 || !s.raised {
+			t.Errorf("%s: a reader has fence %d, and the row %d (%t)", name, got, s.fence, s.raised)
+		}
+		if got := fence(s, "next", lock.Shared); got != 1001 || s.fence != 1000 {
+			t.Errorf("%s: the next reader has fence %d, and the row %d", name, got, s.fence)
+		}
+	}
+	s := takenOver("x")
+	s.q.Downgrade(s.x)
+	if got := fence(s, "new", lock.Shared); got != 901 || s.raised || s.x.Value.fence != 10 {
+		t.Errorf("beside a hold that was downgraded: a reader has fence %d, raised %t; it has %d itself", got, s.raised, s.x.Value.fence)
+	}
+	s = takenOver("")
+	if s.now = 800; fence(s, "new", lock.Exclusive) != 902 { // its clock was set back
+		t.Errorf("an exclusive grant has fence %d", s.fence)
+	}
+}

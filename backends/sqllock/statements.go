@@ -185,7 +185,7 @@ func newStatements(w Words) *statements {
 		"UNION ALL SELECT 'c', name, name, (SELECT COUNT(*) FROM (SELECT 1 AS one FROM {hold} WHERE name=?n LIMIT ?k) AS t),",
 		"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {note} WHERE name=?n LIMIT ?k) AS t), COALESCE((SELECT MAX(seq) FROM {queue} WHERE name=?n), 0)",
 		"FROM {lock} WHERE name=?n",
-		"UNION ALL SELECT 's', text, {server}, {now}, 0, 0 FROM {meta} WHERE name='server'")
+		"UNION ALL SELECT 's', text, {server}, {now}, value, 0 FROM {meta} WHERE name='server'")
 	q.front = t("SELECT q.seq, q.id, q.lease, q.mode, COALESCE(e.ended, 1), "+q.severalText("q.owner")+", COALESCE(k.asked, 0)",
 		"FROM {queue} q LEFT JOIN {lease} e ON e.id=q.lease LEFT JOIN {least} k ON k.name=q.name AND k.id=q.id WHERE q.name=? ORDER BY q.seq LIMIT ?")
 	lasting := "SELECT k.id, k.mode, k.fence, k.ends, d.hash FROM {least} k LEFT JOIN {handle} d ON d.name=k.name AND d.id=k.id WHERE k.name=?n AND "
@@ -270,7 +270,7 @@ func newStatements(w Words) *statements {
 	q.leases = t("SELECT id, beat, ttl_ms, ended, opened FROM {lease}")
 	q.mark = t("SELECT text, {server} FROM {meta} WHERE name='server'")
 	q.doubt = t("UPDATE {meta} SET text=? WHERE name='server' AND text={server}")
-	q.setMark = t("UPDATE {meta} SET text={server} WHERE name='server' AND text=? AND {server}=?")
+	q.setMark = t("UPDATE {meta} SET text={server}, value=GREATEST(value, {now}) WHERE name='server' AND text=? AND {server}=?")
 
 	// One statement, so that all is as of one moment: who moves from the queue to the
 	// holders is in exactly one of them.

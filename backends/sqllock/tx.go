@@ -184,7 +184,7 @@ func loaded(res []Result, permits []Row, step int) *state {
 		case "c":
 			readers, notes, s.tail = r.Int(3), r.Int(4), r.Int(5)
 		case "s":
-			s.kept, s.now = r.Text(1) != r.Text(2), r.Int(3)
+			s.kept, s.now, s.since = r.Text(1) != r.Text(2), r.Int(3), r.Int(4)
 		}
 	}
 	if xID != "" {
@@ -360,6 +360,9 @@ func (b *Backend) writingRow(n []byte, s *state) []Statement {
 	case x == s.xWas && s.shared:
 		return []Statement{{SQL: q.shareX, Args: []any{n}}}
 	case x == s.xWas:
+		if x == nil && s.raised {
+			return []Statement{{SQL: q.clearX, Args: []any{s.fence, crowd, n}}}
+		}
 		if x == nil && (crowd == 1) != s.crowd {
 			return []Statement{{SQL: q.setCrowd, Args: []any{crowd, n}}}
 		}

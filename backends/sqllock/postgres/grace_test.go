@@ -65,3 +65,41 @@ func testLeaseAfterAClosedOneIsUnknown(t testing.TB) {
 	})
 	isOver(t, relies, held)
 }
+
+// A server takes over that lacks the last exclusive grants. A shared grant there has no smaller fence than those, whether somebody shared
+// the lock before or a server that has taken over is asked for it for the first time (promise 2).
+func TestSharedFenceAtAServerThatLacksGrants(t *testing.T) {
+	t.Parallel()
+	again(t, testSharedFenceAtAServerThatLacksGrants)
+}
+
+func testSharedFenceAtAServerThatLacksGrants(t testing.TB) {
+	s := testengine.New(t, testengine.Postgres)
+	road := testengine.Through(t, s)
+	_, l := sidecar(t, with(road.URL(), "failover-grace=100ms"), lock.MaxTTL)
+	_, other := sidecar(t, s.URL(), lock.MaxTTL)
+	take := func(l lock.Lease, m lock.Mode) (g lock.Grant) {
+		t.Helper()
+		eventually(t, "it is granted", func() (err error) {
+			q := try("r")
+			q.Mode = m
+			g, err = l.Acquire(t.Context(), q)
+			return err
+		})
+		if err := l.Release(t.Context(), g.Resource, g.ID); err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	take(other, lock.Exclusive)
+	fork := forkBeside(t, s, l)
+	before := take(other, lock.Exclusive)
+	lead(t, road, fork, l)
+	for _, m := range []lock.Mode{lock.Shared, lock.Shared, lock.Exclusive, lock.Shared} {
+		g := take(l, m)
+		if g.Fence < before.Fence || m == lock.Exclusive && g.Fence == before.Fence {
+			t.Errorf("broken law: the fence of a %s grant is %d, and was %d before", m, g.Fence, before.Fence)
+		}
+		before = g
+	}
+}
