@@ -79,6 +79,7 @@ func (s *state) answer(o *op, e *entry) {
 	o.queued, o.fence = e.Waiting() || s.kept, 0
 	switch {
 	case !o.queued:
+		s.regrant(e)
 		o.fence, o.at = e.Value.fence, e.Value.at
 	case s.kept && o.try:
 		o.err = errKept

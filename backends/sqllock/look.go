@@ -228,7 +228,7 @@ func (l *lease) sawResource(r Row, asked uint64) {
 		_, waits := l.waiting[id]
 		l.mu.Unlock()
 		if waits {
-			l.sawGrant(leasekit.Ref{Resource: name, ID: id}, r.Int(2), r.Int(2), r.Text(12), asked)
+			l.sawGrant(leasekit.Ref{Resource: name, ID: id}, r.Int(2), r.Int(2), r.Text(12), r.Int(14), asked)
 		}
 	}
 	dead, now := false, l.b.clock()
@@ -253,9 +253,13 @@ func (l *lease) sawResource(r Row, asked uint64) {
 
 // sawGrant takes a grant that a look has found. by is the server that has answered; "": it may
 // not grant now. Then another look finds the grant when it may, and that lease still has it.
-// at is for its guard.
-func (l *lease) sawGrant(r leasekit.Ref, fence, at int64, by string, asked uint64) {
-	if by == l.b.trusted() {
+// at is for its guard. A grant of before that server may grant gets another fence when it is asked for, see regrant.
+func (l *lease) sawGrant(r leasekit.Ref, fence, at int64, by string, since int64, asked uint64) {
+	switch {
+	case by != l.b.trusted():
+	case isOld(fence, since):
+		l.heard(leasekit.Push{Kind: leasekit.Woken, Ref: r}, asked, 0)
+	default:
 		l.heard(leasekit.Push{Kind: leasekit.Granted, Ref: r, Fence: fenceOf(fence)}, asked, at)
 	}
 }
@@ -273,7 +277,7 @@ func (l *lease) lookShared(ctx context.Context, shared map[lock.Resource][]strin
 				return err
 			}
 			for _, r := range res[0].Rows {
-				l.sawGrant(leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, r.Int(1), r.Int(2), r.Text(3), asked)
+				l.sawGrant(leasekit.Ref{Resource: name, ID: lock.HoldID(r.Text(0))}, r.Int(1), r.Int(2), r.Text(3), r.Int(4), asked)
 			}
 			if len(res[0].Rows) == 0 {
 				break

@@ -116,6 +116,7 @@ type changes struct {
 	newLeasts []*entry // that were granted with a time of their own,
 	delLeasts []string // whose time does not count any more,
 	shareds   []string // and that were downgraded
+	regranted []*entry // holds with another fence than they were found with
 	detached  []detached
 	moved     []*entry          // detached holds that end at another time,
 	goneKeys  []string          // that are not found any more,
@@ -216,6 +217,36 @@ func (s *state) grant(e *entry) {
 		e.Value.ends = s.now + e.Value.least
 		s.newLeasts = append(s.newLeasts, e)
 	}
+}
+
+// isOld tells whether a fence is of before the server may grant: one before it may have given larger ones since.
+func isOld(fence, since int64) bool {
+	if fence >= wholeFence {
+		fence /= lock.FenceRange
+	}
+	return fence < since
+}
+
+// regrant gives another fence to a hold that a server before has granted, and whose app asks for it now: that one may have taken it away
+// since, and granted others.
+func (s *state) regrant(e *entry) {
+	if !isOld(e.Value.fence, s.since) {
+		return
+	}
+	switch {
+	case e == s.x && e.Room() == queue.One:
+		e.Value.fence = s.nextExclusive()
+		e.Value.at = s.fence
+	case isPermit(e):
+		e.Value.fence = int64(lock.PermitFence(s.nextExclusive(), e.Slot()))
+		s.permitted = true
+	case e.Value.place == inHolds:
+		e.Value.fence = s.nextShared()
+	default: // it was downgraded, so its app has had it
+		return
+	}
+	s.regranted = append(s.regranted, e)
+	s.note("grant", string(e.ID), e.Value.lease, e.Value.fence, "")
 }
 
 // promote grants to the front of the queue what it can have.

@@ -287,3 +287,34 @@ func TestFencesOfAServerThatHasTakenOver(t *testing.T) {
 		t.Errorf("an exclusive grant has fence %d", s.fence)
 	}
 }
+
+// What a server before has granted, and taken away since, may be there again. Whoever asks for it gets another fence, once.
+func TestFenceOfAGrantOfTheServerBefore(t *testing.T) {
+	permits := newState()
+	const base = wholeFence / lock.FenceRange // the whole fence is told from its number since then
+	permits.now, permits.since, permits.fence, permits.permit = base+1000, base+900, base+10, lock.Permits(3)
+	permits.leases["l"] = notEnded
+	permits.addPermits([]Row{{[]byte("h"), []byte("l"), int64(lock.PermitFence(base+10, 2)), int64(10)}})
+	downgraded := takenOver("h")
+	downgraded.q.Downgrade(downgraded.x)
+	for name, c := range map[string]struct {
+		s    *state
+		m    lock.Mode
+		want int64
+	}{
+		"exclusive":  {takenOver("h"), lock.Exclusive, 1000},
+		"shared":     {takenOver("", "h"), lock.Shared, 1001},
+		"permit":     {permits, lock.Permits(3), int64(lock.PermitFence(base+1000, 2))},
+		"downgraded": {downgraded, lock.Shared, 10}, // its app has had it
+	} {
+		for range 2 {
+			o := &op{kind: opAsk, id: "h", lease: "l", mode: c.m}
+			if apply(t, c.s, o); o.fence != c.want {
+				t.Errorf("%s: fence %d, want %d", name, o.fence, c.want)
+			}
+		}
+		if n := len(c.s.regranted); n > 1 || n == 0 && name != "downgraded" {
+			t.Errorf("%s: %d are written", name, n)
+		}
+	}
+}

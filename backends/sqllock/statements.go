@@ -26,7 +26,7 @@ type statements struct {
 	lockRow, lockRowNow, front, ahead string
 	brief, permits, setPermits        string
 	clearX, setCrowd, shareX          string
-	moveX, setX                       string
+	moveX, setX, regrantX, regrantS   string
 	addHolds, addWaits, addNotes      string
 
 	describeX, describeS, readers, behind, wantX string
@@ -145,6 +145,7 @@ func newStatements(w Words) *statements {
 			" AND NOT EXISTS (SELECT 1 FROM {least} k WHERE k.name=l.name)"
 		// The server that answers, if it may grant.
 		granting = "(SELECT text FROM {meta} WHERE name='server' AND text={server})"
+		since    = "(SELECT value FROM {meta} WHERE name='server')"
 		freeX    = "x_id=NULL, x_lease=NULL, x_owner=NULL, x_since=NULL, x_shared=0"
 		age      = "{now}-"
 	)
@@ -221,6 +222,8 @@ func newStatements(w Words) *statements {
 	q.shareX = t("UPDATE {lock} SET x_shared=1 WHERE name=?")
 	q.setX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=?, x_since={now}, x_shared=0, crowd=0 WHERE name=?")
 	q.moveX = t("UPDATE {lock} SET fence=?, x_id=?, x_lease=?, x_owner=(SELECT owner FROM {queue} WHERE name=? AND id=?), x_since={now}, x_shared=0, crowd=0 WHERE name=?")
+	q.regrantX = t("UPDATE {lock} SET fence=? WHERE name=? AND x_id=?")
+	q.regrantS = t("UPDATE {hold} SET fence=? WHERE name=? AND id=?")
 
 	q.describeX = t("UPDATE {lock} SET x_owner=" + q.describedText("x_owner") + " WHERE name=? AND x_id=? AND x_lease=?")
 	q.describeS = t("UPDATE {hold} SET owner=" + q.describedText("owner") + " WHERE name=? AND id=? AND lease=?")
@@ -255,14 +258,14 @@ func newStatements(w Words) *statements {
 	q.alive = t("SELECT 1 FROM {lease} WHERE id=? AND ended=0")
 	q.notesOf = t("SELECT name, id, kind, grace FROM {note} WHERE lease=? AND (known IS NULL OR known>grace) LIMIT 1000")
 	q.waiting = l("SELECT l.name, l.x_id, l.fence, l.x_lease, e.beat, e.ttl_ms, h.lease, r.beat, r.ttl_ms, w.lease, f.beat, f.ttl_ms,", granting+",",
-		"COALESCE((SELECT MIN(k.ends) FROM {least} k WHERE k.name=l.name AND k.ends>{now})-{now}, 0)",
+		"COALESCE((SELECT MIN(k.ends) FROM {least} k WHERE k.name=l.name AND k.ends>{now})-{now}, 0),", since,
 		"FROM {lock} l LEFT JOIN {lease} e ON e.id=l.x_lease AND e.ended=0",
 		"LEFT JOIN {hold} h ON h.name=l.name AND h.id=(SELECT id FROM {hold} WHERE name=l.name ORDER BY id LIMIT 1)",
 		"LEFT JOIN {lease} r ON r.id=h.lease AND r.ended=0",
 		"LEFT JOIN {queue} w ON w.name=l.name AND w.seq=(SELECT MIN(seq) FROM {queue} WHERE name=l.name)",
 		"LEFT JOIN {lease} f ON f.id=w.lease AND f.ended=0 WHERE l.name IN (?ids)")
 	q.marks = l("SELECT name, id, known FROM {note} WHERE name IN (?ids) AND kind=2 AND known IS NOT NULL")
-	q.granted = l("SELECT id, fence, since,", granting, "FROM {hold} WHERE name=?n AND id IN (?ids)")
+	q.granted = l("SELECT id, fence, since,", granting+",", since, "FROM {hold} WHERE name=?n AND id IN (?ids)")
 
 	q.keeper = t("SELECT k.value, k.text, e.beat, e.ttl_ms FROM {meta} k LEFT JOIN {lease} e ON e.id=k.text AND e.ended=0 WHERE k.name='keeper'")
 	q.takeOver = t("UPDATE {meta} SET value=?, text=? WHERE name='keeper' AND value=? AND text=?")

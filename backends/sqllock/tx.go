@@ -309,6 +309,15 @@ func (b *Backend) writing(name lock.Resource, s *state) []Statement {
 	}
 	batch = append(batch, b.writingPost(s)...)
 	batch = append(batch, b.writingRow(n, s)...)
+	for _, e := range s.regranted { // it may have ended in the same batch
+		text := q.regrantS
+		if e.Value.place == onRow {
+			text = q.regrantX
+		}
+		if add(text, e.Value.fence, n, []byte(e.ID)); e.Value.ends > 0 {
+			add(q.grantLeast, e.Value.fence, e.Value.ends, n, []byte(e.ID))
+		}
+	}
 	batch = append(batch, b.writingPermits(n, s)...)
 	batch = append(batch, b.writingLeasts(n, s)...)
 	batch = append(batch, b.writingHandles(n, s)...)

@@ -259,3 +259,45 @@ func testGraceAfterAWhileAway(t testing.TB, away time.Duration) {
 		t.Errorf("broken law: two holders: granted %s before %s relies on it no more", early, g.ID)
 	}
 }
+
+// A server has taken over after it had been told of a grant, and the one before may have taken that away since, and granted others. Who
+// asks for it gets another fence (promise 2), which the store has, too, and the guard finds the hold.
+func TestFenceOfAGrantOfTheServerBefore(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t testing.TB, s testengine.Server) {
+		b, l := sidecar(t, with(s.URL(), "prefix=before_"), lock.MaxTTL)
+		app := newApp(t, b, "")
+		for _, m := range []lock.Mode{lock.Exclusive, lock.Shared, lock.Permits(3)} {
+			q := exclusive(unique("r"))
+			q.Mode, q.MinHold = m, time.Minute
+			ask := func() (g lock.Grant) {
+				t.Helper()
+				eventually(t, "it is granted", func() (err error) { g, err = l.Acquire(t.Context(), q); return err })
+				return g
+			}
+			before := ask()
+			execute(t, b, "UPDATE {meta} SET value=? WHERE name='server'", int64(before.Fence/lock.FenceRange)+2)
+			g := ask()
+			if g.Fence <= before.Fence {
+				t.Errorf("broken law: %s: the fence is %d, and may have been larger than %d before", m, g.Fence, before.Fence)
+			}
+			if again := ask(); again.Fence != g.Fence {
+				t.Errorf("%s: asked once more, the fence is %d, and not %d", m, again.Fence, g.Fence)
+			}
+			if tx := app.begin(1); !tx.guarded(g.Guard) {
+				t.Errorf("%s: the guard does not find the hold", m)
+			} else {
+				tx.rollBack()
+			}
+			for range 2 { // as a hold, and as what keeps others out after that
+				st, err := b.Get(t.Context(), q.Resource)
+				if err != nil || len(st.Holders) != 1 || st.Holders[0].Fence != g.Fence {
+					t.Errorf("%s: the store has %+v (%v), and the app has %d", m, st.Holders, err, g.Fence)
+				}
+				if err := l.Release(t.Context(), q.Resource, q.ID); err != nil && !errors.Is(err, lock.ErrNotHolder) {
+					t.Error(err)
+				}
+			}
+		}
+	})
+}

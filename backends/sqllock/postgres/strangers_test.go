@@ -95,7 +95,7 @@ func testOldServerIsDoubted(t testing.TB) {
 
 // A grant whose answer was lost is taken away by force and given to somebody else, and a
 // standby takes over that lacks both. Who asks there again is not told of the grant while the
-// other one may rely on it.
+// other one may rely on it, and then with a larger fence (promise 2).
 func TestNewServerLacksTheForcedRelease(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
@@ -126,10 +126,12 @@ func TestNewServerLacksTheForcedRelease(t *testing.T) {
 			road.Inject(testengine.Sever)
 			beat(t, l)
 			granted := make(chan error, 1)
+			var next lock.Grant
 			go func() {
-				_, err := l.Acquire(t.Context(), q)
+				var err error
+				next, err = l.Acquire(t.Context(), q)
 				for errors.Is(err, lock.ErrUnavailable) && t.Context().Err() == nil {
-					_, err = l.Acquire(t.Context(), q)
+					next, err = l.Acquire(t.Context(), q)
 				}
 				granted <- err
 			}()
@@ -143,6 +145,9 @@ func TestNewServerLacksTheForcedRelease(t *testing.T) {
 				}
 			})
 			isOver(t, relies, g)
+			if next.Fence <= g.Fence {
+				t.Errorf("broken law: the fence is %d, and was %d before", next.Fence, g.Fence)
+			}
 		})
 	}
 }
