@@ -89,7 +89,46 @@ func testReplicaEndsNoLease(t testing.TB) {
 	})
 }
 
-func failure(_ lock.Grant, err error) error { return err }
+// The replica knows the lease, and lags behind since. It does not say that a hold is not there, either.
+func TestReplicaEndsNoHold(t *testing.T) { again(t, testReplicaEndsNoHold) }
+
+func testReplicaEndsNoHold(t testing.TB) {
+	s := testengine.New(t, testengine.Redis)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	w.b, w.first = sidecar(t, w.way.URL()+noGrace, 5*time.Minute)
+	other := testengine.ForkRedis(t, s)
+	g := hold(t, w.first, "r")
+	if err := plain(t, testengine.Nodes(t, other)[0].Addr()).Do(t.Context(), "replicaof", "127.0.0.1", 1).Err(); err != nil { // of a master that is not there
+		t.Fatal(err)
+	}
+	before := w.b.only.current.Load()
+	w.lead(other)
+	w.meets(before)
+	describes := w.first.(*backendtest.TimedLease).Lease.(lock.Contender).Describe
+	for what, err := range map[string]error{
+		"a downgrade":          w.first.Downgrade(t.Context(), g.Resource, g.ID),
+		"a note of who has it": describes(t.Context(), g.Resource, g.ID, ""),
+	} {
+		if !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("%s at a replica that lacks the hold: got %v, want ErrUnavailable", what, err)
+		}
+	}
+	w.lead(s)
+	for range 2 { // the first one compares
+		eventually(t, "the lease lives", func() error {
+			news, err := w.first.Heartbeat(t.Context())
+			if len(news) > 0 {
+				t.Fatalf("it is told: %+v", news)
+			}
+			return err
+		})
+	}
+	if err := release(t.Context(), w.first, g.Resource, g.ID); err != nil {
+		t.Errorf("release: %v", err)
+	}
+}
+
+func failure[T any](_ T, err error) error { return err }
 
 // A tombstone lives as long as a late copy can be carried out. Issue 9, 3.12.
 func TestTombstoneLivesForTheTTL(t *testing.T) { again(t, testTombstoneLivesForTheTTL) }

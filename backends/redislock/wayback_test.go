@@ -38,6 +38,20 @@ func (w *wayBack) lead(to testengine.Server) {
 	w.way.Inject(testengine.Sever)
 }
 
+// meets waits until the sidecar knows that another server is at the end of its way.
+func (w *wayBack) meets(before *presence) {
+	w.Helper()
+	eventually(w, "the sidecar has met another server", func() error {
+		if err := w.b.Ping(w.Context()); err != nil {
+			return err
+		}
+		if w.b.only.current.Load() == before {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
 // loses waits until the lease of the sidecar is lost, because the server where it is now does not know it.
 func (w *wayBack) loses() {
 	w.Helper()

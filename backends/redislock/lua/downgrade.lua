@@ -6,10 +6,11 @@ if not ends(ARGV[2]) then
   return -1
 end
 local field = 'h' .. ARGV[3]
-local record = redis.call('HGET', KEYS[4], field)
-if not record then return 0 end
-local mode, fence, since, lease, over, asked, who = parse(record)
-if lease ~= ARGV[2] or (over ~= '0' and tonumber(over) <= now) then return 0 end
+local mode, fence, since, lease, over, asked, who = parse(redis.call('HGET', KEYS[4], field) or '')
+if lease ~= ARGV[2] or (over ~= '0' and tonumber(over) <= now) then
+  redis.call('ZREM', KEYS[1], '')
+  return 0
+end
 if mode == 'X' then
   redis.call('HSET', KEYS[4], 'm', 'S', field,
     'S ' .. fence .. ' ' .. since .. ' ' .. lease .. ' ' .. over .. ' ' .. asked .. ' ' .. who)
