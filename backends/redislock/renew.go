@@ -111,9 +111,6 @@ func (d *driver) beat() ([]*slot, []call) {
 
 // renewed1 takes the answer for one bucket.
 func (d *driver) renewed1(ctx context.Context, s *slot, r reply, sent time.Duration, news *leasekit.Renewal) error {
-	if r.err == nil && r.by != nil {
-		r.by.writes() // also where it says no more than that the lease is over
-	}
 	switch {
 	case redis.HasErrorPrefix(r.err, "TRYAGAIN"):
 		return d.renewMoving(ctx, s, news)

@@ -51,6 +51,8 @@ type presence struct {
 	// was none
 	answered atomic.Int64
 	before   int64 // the same of those before it
+
+	wrote atomic.Bool // see writes
 }
 
 // began is a moment of which only the distance matters. Go's clock is read for each request anyway.
@@ -76,9 +78,13 @@ func (p *presence) passedAnother(before *presence) bool {
 // writes notes that the process has written something: it is a master, though it may have been a replica when the
 // connections to it were made.
 func (p *presence) writes() {
+	if p.wrote.Load() { // each release says so
+		return
+	}
 	p.road.mu.Lock()
 	defer p.road.mu.Unlock()
 	p.road.master = max(p.road.master, p.no)
+	p.wrote.Store(true)
 }
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)

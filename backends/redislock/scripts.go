@@ -219,8 +219,30 @@ func (b *Backend) run(ctx context.Context, on processor, s *script, keys []strin
 	if (cmd.script != nil || s == scriptHeartbeat) && r.err == nil && r.by != nil {
 		r.by.answers(start)
 	}
+	s.met(r)
 	b.observe(s.name, time.Since(start), r.err)
 	return r
+}
+
+// met notes that a master has answered, where no replica could: the script writes something before it says that.
+func (s *script) met(r reply) {
+	if r.err != nil || r.by == nil {
+		return
+	}
+	switch s {
+	case scriptAcquire:
+		if fields, _ := r.val.([]any); word(fields, 0) != "LOST" {
+			return
+		}
+	case scriptDowngrade:
+		if r.val != int64(-1) && r.val != int64(0) {
+			return
+		}
+	case scriptHeartbeat, scriptAck, scriptRelease, scriptDescribe, scriptDetach, scriptAttach:
+	default:
+		return
+	}
+	r.by.writes()
 }
 
 // call is one of many runs of a script.
@@ -277,6 +299,7 @@ func (b *Backend) runPiece(ctx context.Context, s *script, calls []call) error {
 		if redis.HasErrorPrefix(calls[i].err, "NOSCRIPT") {
 			calls[i].reply = b.run(ctx, b.client, s, calls[i].keys, calls[i].args...)
 		}
+		s.met(calls[i].reply)
 		if first == nil {
 			first = calls[i].err
 		}

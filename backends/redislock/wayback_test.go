@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -261,6 +262,122 @@ func testNewcomerAfterAReplicaThatBecameAMaster(t testing.TB) {
 	w.elsewhere(other)
 	w.loses()
 	w.lead(s)
+	w.waits()
+	w.newcomerWaits(s)
+}
+
+// leadToReplica leads the sidecar to a replica, which becomes a master then. The sidecar has all its connections before that.
+func (w *wayBack) leadToReplica(other testengine.Server) {
+	w.Helper()
+	at := plain(w, testengine.Nodes(w, other)[0].Addr())
+	if err := at.Do(w.Context(), "replicaof", "127.0.0.1", 1).Err(); err != nil { // of a master that is not there
+		w.Fatal(err)
+	}
+	before := w.b.only.current.Load()
+	w.lead(other)
+	w.meets(before)
+	channel := w.b.keys.channel + string(w.first.ID())
+	eventually(w, "the sidecar listens at the replica", func() error {
+		n, err := at.PubSubNumSub(w.Context(), channel).Result()
+		if err == nil && n[channel] == 0 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	if err := at.Do(w.Context(), "replicaof", "no", "one").Err(); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// So it is where an app's request is the first that this master answers, and ends the lease.
+func TestNewcomerAfterAMasterThatWasAReplicaHasAnswered(t *testing.T) {
+	for name, answer := range map[string]func(w *wayBack, d *driver) error{
+		"a heartbeat": func(w *wayBack, _ *driver) error { return beat(w.Context(), w.first) },
+		"a request":   func(w *wayBack, _ *driver) error { return failure(try(w, w.first, "another")) },
+		"a release": func(w *wayBack, _ *driver) error {
+			return w.first.Release(w.Context(), "another", lock.NewHoldID())
+		},
+		"a downgrade": func(w *wayBack, _ *driver) error {
+			return w.first.Downgrade(w.Context(), "another", lock.NewHoldID())
+		},
+		"a note of who has it": func(w *wayBack, d *driver) error {
+			return d.Describe(w.Context(), leasekit.Ref{Resource: "another", ID: lock.NewHoldID()}, "")
+		},
+		"a detach": func(w *wayBack, d *driver) error {
+			how := leasekit.Withdrawal{Ref: leasekit.Ref{Resource: "another", ID: lock.NewHoldID()}}
+			return failure(d.Detach(w.Context(), how, lock.Secret("s").Key(), time.Minute))
+		},
+		"an attach": func(w *wayBack, d *driver) error {
+			q := exclusive("another")
+			q.Handle = lock.Secret("s").Key()
+			return failure(d.Ask(w.Context(), q))
+		},
+		"that a forced release is known": func(w *wayBack, d *driver) error {
+			return d.acknowledge(w.Context(), []leasekit.Revocation{{Ref: leasekit.Ref{Resource: "another", ID: lock.NewHoldID()}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			again(t, func(t testing.TB) {
+				s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+				longAtWork(t, s, backGrace)
+				w := &wayBack{TB: t, way: testengine.Through(t, s)}
+				w.b, w.first = sidecar(t, w.way.URL()+withBackGrace, backGrace)
+				d := driverNamed(w.b, w.first.ID())
+				d.slots[0].open.Store(true)
+				w.leadToReplica(other)
+				w.elsewhere(other)
+				eventually(t, "it is answered that the lease is over", func() error {
+					if err := answer(w, d); !errors.Is(err, lock.ErrLeaseLost) {
+						return fmt.Errorf("got %w, want ErrLeaseLost", err)
+					}
+					return nil
+				})
+				w.lead(s)
+				w.waits()
+				w.newcomerWaits(s)
+			})
+		})
+	}
+}
+
+// So it is where the sidecar has come back before it takes note of that answer.
+func TestNewcomerAfterAnAnswerThatIsReadLate(t *testing.T) {
+	again(t, testNewcomerAfterAnAnswerThatIsReadLate)
+}
+
+func testNewcomerAfterAnAnswerThatIsReadLate(t testing.TB) {
+	s, other := testengine.New(t, testengine.Redis), testengine.New(t, testengine.Redis)
+	longAtWork(t, s, backGrace)
+	w := &wayBack{TB: t, way: testengine.Through(t, s)}
+	var stops atomic.Bool
+	answered, goOn := make(chan struct{}), make(chan struct{})
+	var err error
+	if w.b, err = Open(patient(w.way.URL()+withBackGrace), func(what string, _ time.Duration, _ error) {
+		if what == "heartbeat" && stops.CompareAndSwap(true, false) {
+			close(answered)
+			<-goOn
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.b.Close() })
+	eventually(t, "a lease is opened", func() (err error) {
+		w.first, err = w.b.OpenLease(t.Context(), lock.LeaseOptions{TTL: backGrace, Sidecar: "first"})
+		return err
+	})
+	t.Cleanup(func() { _ = w.first.Close(t.Context()) })
+	w.leadToReplica(other)
+	w.elsewhere(other)
+	before, lost := w.b.only.current.Load(), make(chan error, 1)
+	stops.Store(true)
+	go func() { lost <- beat(t.Context(), w.first) }()
+	<-answered
+	w.lead(s)
+	w.meets(before)
+	close(goOn)
+	if err := <-lost; !errors.Is(err, lock.ErrLeaseLost) {
+		t.Fatalf("Heartbeat: got %v, want ErrLeaseLost", err)
+	}
 	w.waits()
 	w.newcomerWaits(s)
 }
