@@ -376,6 +376,8 @@ func (l *Lease) Downgrade(ctx context.Context, r lock.Resource, id lock.HoldID) 
 		l.leftOut(e)
 	case errors.Is(err, lock.ErrNotHolder), errors.Is(err, lock.ErrLeaseLost):
 		l.remove(e)
+	default: // it stays as it is
+		l.leftOut(e)
 	}
 	l.mu.Unlock()
 	if errors.Is(err, lock.ErrLeaseLost) {

@@ -313,8 +313,8 @@ func TestHeartbeatAfterADowngradeWithoutAnswer(t *testing.T) {
 	})
 }
 
-// A hold is downgraded while the memories are compared, so it is left out. That has no answer, or the one of the old server. The new one does not
-// have the hold, or has it as a waiter still, and the next heartbeat tells.
+// A hold is downgraded while the memories are compared, so it is left out. That has no answer, or the one of the old server, which may be that there is no
+// downgrade. The new one does not have the hold, or has it as a waiter still, and the next heartbeat tells.
 func TestDowngradeBesideAComparison(t *testing.T) {
 	const late = 2 * time.Second
 	silent := func(ctx context.Context, _ func()) error { return hang(ctx, func() {}) }
@@ -323,14 +323,17 @@ func TestDowngradeBesideAComparison(t *testing.T) {
 			before bool
 			answer fault
 			err    error
+			stays  bool
 		}{
-			"sent before it":               {true, silent, lock.ErrUnavailable},
-			"sent meanwhile":               {false, silent, lock.ErrUnavailable},
-			"answered by the one that was": {true, slow(late), nil},
+			"sent before it":               {true, silent, lock.ErrUnavailable, false},
+			"sent meanwhile":               {false, silent, lock.ErrUnavailable, false},
+			"answered by the one that was": {true, slow(late), nil, false},
+			"refused by the one that was":  {true, slow(late), lock.ErrUnsupported, true},
 		} {
 			t.Run(where+", "+what, func(t *testing.T) {
 				bubble(t, func(k *kit) {
 					lost := k.acquire("r")
+					k.f.change(func() { k.f.stays = c.stays })
 					k.f.on("downgrade", c.answer)
 					k.f.on("held", slow(late/2))
 					downgraded, compared := make(chan error, 1), make(chan []lock.Event, 1)
