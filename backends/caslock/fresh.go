@@ -3,6 +3,7 @@ package caslock
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
 	"github.com/locksidecar/locksidecar/lock"
@@ -74,6 +75,15 @@ func (l *lease) forget(id lock.HoldID) {
 	delete(l.moving, id)
 }
 
+// forgetForced is forget of those whose release is forced.
+func (l *lease) forgetForced(kvs []KV) error {
+	for _, kv := range kvs {
+		_, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
+		l.forget(lock.HoldID(id))
+	}
+	return nil
+}
+
 // toShow are the holds that a heartbeat looks at, and the number of the last one that was granted.
 func (l *lease) toShow() (some []fresh, last uint64) {
 	l.mu.Lock()
@@ -117,10 +127,14 @@ func (f fresh) mayBe(kv KV) bool {
 	return f.moves && kv.Version > f.version && decode[entry](kv).fence() == f.fence
 }
 
-// showMore looks at those that one request could not read. What fails, the next heartbeat looks at.
+// showMore looks at those that one request could not read. What fails, the next heartbeat looks at. Where one is not there, a forced release may have ended
+// it at once since the beat was written.
 func (l *lease) showMore(ctx context.Context, more []fresh) {
 	_ = each(slices.Collect(slices.Chunk(more, shownAtOnce)), func(some []fresh) error {
 		r, err := l.b.do(ctx, "heartbeat", Txn{Read: readsOf(some)})
+		if err == nil && slices.ContainsFunc(r.Reads, func(f Found) bool { return len(f.KVs) == 0 }) {
+			err = l.b.pages(ctx, "heartbeat", forcedOf(l.id), l.forgetForced)
+		}
 		if err == nil {
 			l.shown(some, r.Reads)
 		}

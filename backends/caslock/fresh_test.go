@@ -245,3 +245,38 @@ func TestForcedBesideADowngrade(t *testing.T) {
 		t.Errorf("%v are known still", l.moving)
 	}
 }
+
+// More was granted since the last heartbeat than one request looks at. All of that is forced at once when the first one has read, and the sidecar hears
+// no push. That it is gone is no sign of a backup.
+func TestManyForcedBesideAHeartbeat(t *testing.T) {
+	m := newMemory()
+	c := &counting{road: &road{m: m}}
+	_, l := opened(t, c, Options{Timeout: patience})
+	rival, _ := opened(t, &road{m: m}, Options{Timeout: patience})
+	c.mu.Lock()
+	c.muted = true
+	c.mu.Unlock()
+	const n = 3 * shownAtOnce
+	held := make([]lock.Request, n)
+	for i := range held {
+		held[i] = mustAsk(t, l, lock.Resource(strconv.Itoa(i)))
+	}
+	var once atomic.Bool
+	after := func(x Txn) {
+		if len(x.Then) == 0 || x.Then[0].Key != beatKey(l.id) || once.Swap(true) {
+			return
+		}
+		for _, q := range held {
+			o := &op{kind: opForce, id: string(q.ID), lease: l.id}
+			if rival.submit(q.Resource, o); o.err != nil {
+				t.Error(o.err)
+			}
+		}
+	}
+	c.after.Store(&after)
+	for _, told := range []int{0, n} {
+		if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger || len(r.Revoked) != told || !once.Load() {
+			t.Errorf("%d are told, want %d, %v; a stranger: %t", len(r.Revoked), told, err, r.Stranger)
+		}
+	}
+}

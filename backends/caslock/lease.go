@@ -253,10 +253,7 @@ func (l *lease) renew(ctx context.Context) (answer Result, falls uint64, err err
 			return answer, 0, l.b.unavailable("heartbeat", err)
 		}
 	}
-	for _, kv := range answer.Reads[2].KVs {
-		_, id := refOf(strings.TrimPrefix(kv.Key, forcedOf(l.id)))
-		l.forget(lock.HoldID(id))
-	}
+	_ = l.forgetForced(answer.Reads[2].KVs)
 	l.shown(first, answer.Reads[others:])
 	l.showMore(ctx, shows[len(first):])
 	falls = l.b.fallen()
