@@ -248,6 +248,7 @@ type leftover struct {
 	resource lock.Resource
 	path     string
 	node
+	theirs bool // it was found by who waits for it
 }
 
 // leftovers are those that a lease has seen, and will end. They stand under the driver's mutex.
@@ -277,6 +278,7 @@ func (d *driver) endsIn(r lock.Resource, path string, n node, left time.Duration
 		if i < 0 || old.at <= o.at && old.key == o.key { // it is being ended, or will be before
 			return
 		}
+		o.theirs = old.theirs
 		d.lefts.all = slices.Delete(d.lefts.all, i, i+1)
 	}
 	d.lefts.add(o)
@@ -288,6 +290,14 @@ func (q *leftovers) add(o *leftover) {
 	q.of[o.id] = o
 	if i == 0 {
 		leasekit.Ring(q.more)
+	}
+}
+
+// forget forgets what was found, and is gone, unless it is being ended.
+func (q *leftovers) forget(id lock.HoldID) {
+	if i := slices.Index(q.all, q.of[id]); i >= 0 && q.all[i].theirs {
+		q.all = slices.Delete(q.all, i, i+1)
+		delete(q.of, id)
 	}
 }
 
@@ -368,12 +378,37 @@ func (l *line) foundLeft(n node, read *zksession.Call) {
 		l.gone(n)
 		return
 	}
+	_, known := l.d.lefts.of[n.id]
 	l.d.endsIn(l.resource, l.path, n, l.d.leaseNode.leftFor(n, read))
+	if !known {
+		l.d.lefts.of[n.id].theirs = true
+	}
+}
+
+// forgetLeft forgets what was found in the queue before, and is not there any more, up to a number. d.mu is held.
+func (l *line) forgetLeft(before []node, last int32) {
+	there := func(n node) bool {
+		i, _ := l.find("", n.seq, false)
+		for ; i < len(l.queue) && l.queue[i].seq == n.seq; i++ {
+			if l.queue[i].id == n.id {
+				return true
+			}
+		}
+		return false
+	}
+	for _, n := range before {
+		if n.kept && n.seq <= last && !there(n) {
+			l.d.lefts.forget(n.id)
+		}
+	}
 }
 
 // gone takes a node out of the queue that is not there any more. What may be left of it comes in its place.
 // d.mu is held.
 func (l *line) gone(n node) {
+	if n.kept {
+		l.d.lefts.forget(n.id)
+	}
 	i, there := l.find(n.name, n.seq, n.shared)
 	switch {
 	case !there:

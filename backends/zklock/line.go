@@ -294,7 +294,7 @@ func (l *line) unlocked(f func() error) error {
 // saw takes a list of the queue, which is complete up to a number at least, and grants
 // what it proves. What is known of larger numbers stays. d.mu is held.
 func (l *line) saw(children []string, upTo int32) {
-	nodes, last := parseNodes(children), upTo
+	nodes, last, before := parseNodes(children), upTo, l.queue
 	l.unlisted, l.counted = false, false
 	l.tellOfOthers(nodes)
 	if l.d.b.tree.curator && !l.strangers {
@@ -309,6 +309,7 @@ func (l *line) saw(children []string, upTo int32) {
 		i, _ := slices.BinarySearchFunc(l.queue, last+1, func(n node, seq int32) int { return cmp.Compare(n.seq, seq) })
 		l.queue = append(nodes, l.queue[i:]...)
 	}
+	l.forgetLeft(before, last)
 	next, _ := slices.BinarySearchFunc(l.waiting, l.known+1, func(o *spot, seq int32) int { return int(o.seq - seq) })
 	l.extend(next)
 	for _, w := range l.waiting {

@@ -92,3 +92,44 @@ func testLeftsAreBounded(t testing.TB) {
 		noTrace(t, ob, s.URL(), g.Resource, g.ID)
 	}
 }
+
+// TestLeftsOfOthersAreForgotten: detached holds of another sidecar are waited for, and are ended long before their time is over. Who has waited
+// remembers none of them.
+func TestLeftsOfOthersAreForgotten(t *testing.T) { again(t, testLeftsOfOthersAreForgotten) }
+
+func testLeftsOfOthersAreForgotten(t testing.TB) {
+	s := testengine.Shared(t, testengine.ZooKeeper)
+	b, l := sidecar(t, s.URL(), 40*time.Second)
+	live(t, l)
+	ob, o := sidecar(t, s.URL(), 40*time.Second)
+	live(t, o)
+	for _, m := range []lock.Mode{lock.Exclusive, lock.Permits(1)} {
+		for range 3 {
+			g, key := granted(t, l, detachable(unique(), m)), lock.NewSecret().Key()
+			if err := answered(t, func() error { return l.detach(t.Context(), g, key, time.Hour) }); err != nil {
+				t.Fatalf("Detach: %v", err)
+			}
+			w := queue(t, ob, o, request(g.Resource, m))
+			remembers := func() bool {
+				o.driver.mu.Lock()
+				defer o.driver.mu.Unlock()
+				return o.driver.lefts.of[g.ID] != nil
+			}
+			eventually(t, "it is seen", func() error {
+				if !remembers() {
+					return errors.New("it is not")
+				}
+				return nil
+			})
+			err := answered(t, func() error { _, err := b.SetHandle(t.Context(), g.Resource, key, 0); return err })
+			if err != nil && !errors.Is(err, lock.ErrNoHandle) { // an attempt without an answer
+				t.Fatalf("SetHandle: %v", err)
+			}
+			next := w.granted()
+			if remembers() {
+				t.Errorf("%s: what is gone is remembered for an hour", m)
+			}
+			release(t, o, next)
+		}
+	}
+}
