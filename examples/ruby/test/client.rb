@@ -693,6 +693,29 @@ tap_all({
     must(sidecar.value.include?("keepAlive"), "it is not told")
   },
 
+  "a session with a ttl says that its process lives, also where the answer before was not read" => lambda {
+    dir = Dir.mktmpdir("ls")
+    server = UNIXServer.new(File.join(dir, "s"))
+    heard = Queue.new
+    sidecar = Thread.new do
+      connection = server.accept
+      connection.puts(JSON.generate({ requestId: JSON.parse(connection.gets)["requestId"], **OPENED }))
+      connection.each_line { |line| heard << line if JSON.parse(line).key?("keepAlive") } # as where its answers stand unread
+    ensure
+      connection&.close
+      server.close
+      FileUtils.remove_entry(dir)
+    end
+    client = Client.new(socket: File.join(dir, "s"), ttl: 60).open
+    session = client.instance_variable_get(:@session)
+    [1, 2].each do |times|
+      session.instance_variable_set(:@alive_at, Locksidecar.now)
+      eventually("it is told #{times} times") { heard.size == times }
+    end
+    client.close
+    sidecar.join
+  },
+
   "a session with a ttl ends when its process hangs" => lambda {
     sidecar = Sidecar.new
     reader, writer = IO.pipe
