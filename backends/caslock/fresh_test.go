@@ -1,6 +1,7 @@
 package caslock
 
 import (
+	"runtime"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -277,6 +278,39 @@ func TestManyForcedBesideAHeartbeat(t *testing.T) {
 	for _, told := range []int{0, n} {
 		if r, err := l.Renew(t.Context(), nil); err != nil || r.Stranger || len(r.Revoked) != told || !once.Load() {
 			t.Errorf("%d are told, want %d, %v; a stranger: %t", len(r.Revoked), told, err, r.Stranger)
+		}
+	}
+}
+
+// A hold is forced at the moment at which its downgrade is answered. Whichever is first, no heartbeat looks for it.
+func TestForcedWhenADowngradeIsAnswered(t *testing.T) {
+	const n = 100_000
+	l := &lease{id: "l", fresh: make(map[lock.HoldID]fresh), moving: make(map[lock.HoldID]bool), asked: make(map[lock.HoldID]*asked)}
+	ref := leasekit.Ref{Resource: "r", ID: "h"}
+	var began, forced atomic.Int32
+	until := func(number *atomic.Int32, i int32) {
+		for number.Load() < i {
+			runtime.Gosched()
+		}
+	}
+	go func() {
+		for i := range int32(n) {
+			until(&began, i+1)
+			l.forget(ref.ID)
+			forced.Store(i + 1)
+		}
+	}()
+	for i := range int32(n) {
+		l.granted(ref.Resource, ref.ID, 1, 1)
+		l.moves(ref.ID)
+		began.Store(i + 1)
+		l.moved(ref, &op{version: 2}, true)
+		until(&forced, i+1)
+		if len(l.fresh)+len(l.moving) > 0 {
+			t.Errorf("%d are looked for, and %d are being downgraded", len(l.fresh), len(l.moving))
+			began.Store(n)
+			until(&forced, n)
+			return
 		}
 	}
 }
