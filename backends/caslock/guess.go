@@ -88,6 +88,7 @@ func (b *Backend) forgetGuesses() {
 	clear(b.taken)
 	for _, l := range b.leases {
 		clear(l.soles)
+		l.observer.Forget() // a version that comes again is another beat
 	}
 }
 

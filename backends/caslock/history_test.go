@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/locksidecar/locksidecar/backends/leasekit"
@@ -449,4 +450,49 @@ func TestHeartbeatLooksOnce(t *testing.T) {
 	if len(l.fresh) > 0 || len(l.asked) > 0 {
 		t.Errorf("%d holds and %d requests are known still", len(l.fresh), len(l.asked))
 	}
+}
+
+// The store goes back to a backup, and gives a beat the version that an earlier one had. Who has seen that one does not take the lease for one that has
+// not been renewed since.
+func TestBeatWithAVersionThatComesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		_, l := opened(t, &road{m: m}, Options{Timeout: patience})
+		_, rival := opened(t, &road{m: m}, Options{Timeout: patience})
+		renew := func(l *lease) {
+			t.Helper()
+			if _, err := l.Renew(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		next := func(revision int64) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.revision = revision - 1
+		}
+		beat := func() leasekit.Beat {
+			kv, _ := m.do(Txn{Read: []Range{{Key: beatKey(l.id)}}}).Reads[0].one()
+			return beatOf(kv)
+		}
+		const number = 1000
+		restore := m.backup()
+		next(number)
+		renew(l)
+		for range 2 { // as where it waits for a while
+			rival.observer.Saw(beat())
+			time.Sleep(time.Second)
+		}
+		renew(rival)
+		restore()
+		time.Sleep(30 * time.Second)
+		renew(rival)
+		next(number)
+		renew(l)
+		if got := beat().Number; got != number {
+			t.Fatalf("the beat has the version %d", got)
+		}
+		rival.observer.Saw(beat())
+		time.Sleep(45 * time.Second) // its TTL is a minute
+		renew(l)
+	})
 }

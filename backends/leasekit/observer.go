@@ -123,6 +123,13 @@ func (o *Observer) Saw(b Beat) {
 	}
 }
 
+// Forget forgets the beats that were read so far: the store went back, and may give their numbers again.
+func (o *Observer) Forget() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	clear(o.seen)
+}
+
 // SawKeeper notes who is the keeper, as the answer of a heartbeat says. Who is the keeper
 // itself learns with its next round whether it still is: an answer may be late.
 func (o *Observer) SawKeeper(k KeeperRound) {
