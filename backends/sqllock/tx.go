@@ -365,6 +365,9 @@ func (b *Backend) writingRow(n []byte, s *state) []Statement {
 	}
 	switch {
 	case x == nil && s.xWas != nil:
+		if s.xWas.Room() != queue.One { // shared ones beside it may have had a fence from nextShared that the row has not
+			s.fence = max(s.fence, s.since)
+		}
 		return []Statement{{SQL: q.clearX, Args: []any{s.fence, crowd, n}}}
 	case x == s.xWas && s.shared:
 		return []Statement{{SQL: q.shareX, Args: []any{n}}}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/backends/backendtest/served"
 	"github.com/locksidecar/locksidecar/internal/testengine"
 	"github.com/locksidecar/locksidecar/lock"
 )
@@ -101,5 +102,32 @@ func testSharedFenceAtAServerThatLacksGrants(t testing.TB) {
 			t.Errorf("broken law: the fence of a %s grant is %d, and was %d before", m, g.Fence, before.Fence)
 		}
 		before = g
+	}
+}
+
+// A server grants since a moment that is ahead of its clock, which was set back. A shared grant beside a hold that was downgraded has a fence
+// from that moment. The exclusive one after both has a larger one (promise 2).
+func TestFenceAfterADowngradedHoldWhereTheClockIsBehind(t *testing.T) {
+	t.Parallel()
+	again(t, testFenceAfterADowngradedHoldWhereTheClockIsBehind)
+}
+
+func testFenceAfterADowngradedHoldWhereTheClockIsBehind(t testing.TB) {
+	s := testengine.New(t, testengine.Postgres)
+	_, l := sidecar(t, s.URL(), lock.MaxTTL)
+	h := &harness{&served.Store{Server: s}}
+	h.execute(t, "UPDATE {meta} SET value=? WHERE name='server'", time.Now().Add(time.Hour).UnixMicro())
+	held := hold(t, l, "r", lock.Exclusive)
+	if err := l.Downgrade(t.Context(), "r", held.ID); err != nil {
+		t.Fatal(err)
+	}
+	beside := hold(t, l, "r", lock.Shared)
+	for _, g := range []lock.Grant{beside, held} {
+		if err := l.Release(t.Context(), "r", g.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if g := hold(t, l, "r", lock.Exclusive); g.Fence <= beside.Fence {
+		t.Errorf("broken law: fence %d after %d", g.Fence, beside.Fence)
 	}
 }
