@@ -101,7 +101,7 @@ cd "$(dirname "$0")"
 echo "$@" >>asked
 while [ "$1" != --jsonfile ]; do shift; done
 mv run$(wc -l <asked) "$2"`
-			if err := os.WriteFile(filepath.Join(dir, "gotestsum"), []byte(script), 0o700); err != nil { //nolint:gosec // it is run
+			if err := os.WriteFile(filepath.Join(dir, "gotestsum"), []byte(script), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			file := filepath.Join(dir, "test.json")
