@@ -238,7 +238,11 @@ func (s *script) met(r reply) {
 		if r.val != int64(-1) && r.val != int64(0) {
 			return
 		}
-	case scriptHeartbeat, scriptAck, scriptRelease, scriptDescribe, scriptDetach, scriptAttach:
+	case scriptAttach:
+		if fields, _ := r.val.([]any); word(fields, 0) == "STRANGER" {
+			return
+		}
+	case scriptHeartbeat, scriptRenew, scriptAck, scriptRelease, scriptDescribe, scriptDetach, scriptHandle, scriptForce, scriptAdvance, scriptKept, scriptOpen:
 	default:
 		return
 	}
