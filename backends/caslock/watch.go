@@ -221,18 +221,23 @@ func (l *lease) lookAt(ctx context.Context, names []lock.Resource) (shortest tim
 		if r, err = l.b.do(ctx, "look", Txn{Read: read}); err != nil {
 			return 0, err
 		}
+		for i := range chunk { // first: what follows may find that the store went back since
+			if kv, there := r.Reads[3*i].one(); there {
+				beat := beatOf(kv)
+				l.observer.Saw(beat)
+				shortest = min(shortest, max(beat.TTL, lock.MinTTL))
+			}
+		}
 		for i, d := range chunk {
 			if _, whole := r.Reads[3*i+2].one(); !whole {
 				if err := l.b.mend(ctx, d.Resource); err != nil {
 					return 0, err
 				}
 			}
-			if kv, there := r.Reads[3*i].one(); there {
-				beat := beatOf(kv)
-				l.observer.Saw(beat)
-				shortest = min(shortest, max(beat.TTL, lock.MinTTL))
-			} else if err := l.b.sweepAt(ctx, d.Resource, d.lease); err != nil {
-				return 0, err
+			if _, there := r.Reads[3*i].one(); !there {
+				if err := l.b.sweepAt(ctx, d.Resource, d.lease); err != nil {
+					return 0, err
+				}
 			}
 			if kv, forcing := r.Reads[3*i+1].one(); forcing {
 				if f := decode[forced](kv); f.Known > 0 {

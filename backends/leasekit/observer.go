@@ -241,6 +241,12 @@ func (o *Observer) round(ctx context.Context) (pause time.Duration) {
 func (o *Observer) endOver(ctx context.Context) (next time.Duration) {
 	over, next := o.over()
 	for _, s := range over {
+		o.mu.Lock()
+		stands := o.seen[s.Lease] == s
+		o.mu.Unlock()
+		if !stands { // another beat was seen meanwhile, or all are forgotten
+			continue
+		}
 		if err := o.from.End(ctx, s.Beat); err != nil { // the others fail, too
 			return min(next, o.o.Clock()+LeastRound)
 		}

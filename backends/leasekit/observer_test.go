@@ -1,6 +1,7 @@
 package leasekit
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -234,6 +235,36 @@ func TestLeasesAreForgotten(t *testing.T) {
 		defer w.mu.Unlock()
 		if len(w.seen) > 0 || w.ends.Load() > 0 {
 			t.Errorf("%d leases are remembered, and %d requests sent", len(w.seen), w.ends.Load())
+		}
+	})
+}
+
+// ending is an Observed that tells of each lease that is to be ended.
+type ending struct {
+	Observed
+	ends func(Beat) error
+}
+
+func (e ending) End(_ context.Context, b Beat) error { return e.ends(b) }
+
+// Two leases are over. The answer to the request that ends the first one shows that the store went back to a backup: beats come
+// again, and those that were read before say nothing. The other one is not ended by its old beat.
+func TestForgottenWhileOthersEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, ended := time.Now(), 0
+		var o *Observer
+		o = NewObserver(ending{ends: func(Beat) error { ended++; o.Forget(); return nil }}, ObserverOptions{
+			ID: "waits", TTL: ttl, MostRound: maxPause, Clock: func() time.Duration { return time.Since(began) },
+		})
+		for range 2 {
+			for _, id := range []string{"a", "b"} {
+				o.Saw(Beat{Lease: id, TTL: ttl, Number: 1})
+			}
+			sleep(ttl / 2)
+		}
+		o.endOver(t.Context())
+		if ended != 1 {
+			t.Errorf("%d leases were ended, want 1", ended)
 		}
 	})
 }

@@ -295,7 +295,11 @@ func (q *leftovers) add(o *leftover) {
 
 // forget forgets what was found, and is gone, unless it is being ended.
 func (q *leftovers) forget(id lock.HoldID) {
-	if i := slices.Index(q.all, q.of[id]); i >= 0 && q.all[i].theirs {
+	o := q.of[id]
+	if o == nil || !o.theirs {
+		return
+	}
+	if i := slices.Index(q.all, o); i >= 0 {
 		q.all = slices.Delete(q.all, i, i+1)
 		delete(q.of, id)
 	}
